@@ -1,0 +1,1 @@
+"""thermit: JAX's jit for PyTorch."""

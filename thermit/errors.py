@@ -1,0 +1,42 @@
+"""The error table.  Each message has three lines: what; the user's line with shapes; what to do about it.
+
+`ThermitError` puts them together; the table below is the reference page (docs/errors.md is made from these docstrings).
+"""
+
+from __future__ import annotations
+
+
+class ThermitError(Exception):
+    """Base of all errors that thermit itself raises (eager's own exceptions pass through unchanged)."""
+
+    def __init__(self, what: str, where: str = "", advice: str = "") -> None:
+        self.what, self.where, self.advice = what, where, advice
+        super().__init__("\n  ".join(line for line in (what, where, advice) if line))
+
+
+class DataDependentError(ThermitError):
+    """Python read the value of a tensor (bool, item, tolist, a shape that depends on data) under `strict=True`."""
+
+
+class UnsupportedError(ThermitError):
+    """Under `strict=True`, a call that thermit can only run eagerly (a subclass, another device, Python state that is written)."""
+
+
+class LeakedStandInError(ThermitError):
+    """A stand-in outlived its trace: the function stored an intermediate tensor where it is found later (a global, a list)."""
+
+
+class UnexpectedCompileError(ThermitError):
+    """A call met no compiled variant under `on_miss="error"`."""
+
+
+class TypeRuleError(ThermitError):
+    """Operands do not fit a primitive: a fault in a lowering, a rule or a pass."""
+
+
+class VerifyError(ThermitError):
+    """A stage made something invalid: a fault of thermit's.  Please report it with the output of `explain`."""
+
+
+class CompileError(ThermitError):
+    """LLVM refused the code: a fault of thermit's.  Please report it with the output of `explain`."""

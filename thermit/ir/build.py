@@ -1,0 +1,391 @@
+"""Typed constructors: the only way to make a Node.
+
+Each checks its operands (TypeRuleError) and gives canonical form: a view of a constant is a constant, a reshape of a reshape
+is one reshape, a permute of a permute one permute, a slice of a slice one slice; views that change nothing vanish.
+Constants carry the full type of the place they stand in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from thermit.errors import TypeRuleError
+from thermit.ir import prims as p
+from thermit.ir.node import Node
+from thermit.ir.prims import Axes, Axis, Call, Order, Pad, Prim, Scatter, Slice, Slot, Strided, Symbol, Value
+from thermit.ir.types import BOOL, INT64, DType, Shape, TensorType
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise TypeRuleError(message)
+
+
+# ---------------------------------------------------------------------------------------------- leaves
+def graph_input(index: int, type: TensorType) -> Node:
+    return Node(p.INPUT, (), Slot(index), type)
+
+
+def const(value: bool | int | float, dtype: DType, shape: Shape = ()) -> Node:
+    """`value` at every index.  Integers wrap around to the type, floats round to it (once), as a C cast does."""
+    if dtype is BOOL:
+        exact: bool | int | float = bool(value)
+    elif dtype.is_float:
+        exact = round_to(float(value), dtype)
+    elif dtype.is_integer:
+        exact = wrap(int(value), dtype)
+    else:
+        raise TypeRuleError(f"no constants of {dtype}")
+    return Node(p.CONST, (), Value(exact), TensorType(tuple(shape), dtype))
+
+
+def wrap(value: int, dtype: DType) -> int:
+    """The integer modulo 2^bits, in the range of the type."""
+    value &= (1 << dtype.bits) - 1
+    return value - (1 << dtype.bits) if dtype.kind == "int" and value >> (dtype.bits - 1) else value
+
+
+def round_to(value: float, dtype: DType) -> float:
+    """The nearest value of a float type, ties to even.
+
+    >>> from thermit.ir.types import FLOAT16
+    >>> round_to(1 / 3, FLOAT16)
+    0.333251953125
+    """
+    if dtype.bits == 64 or value == 0 or not math.isfinite(value):
+        return value
+    digits, least, limit = {"float32": (24, -149, 128), "bfloat16": (8, -133, 128), "float16": (11, -24, 16)}[dtype.name]
+    _, exponent = math.frexp(value)
+    step = max(exponent - digits, least)
+    rounded = math.ldexp(round(math.ldexp(value, -step)), step) if -1000 < step else math.copysign(0.0, value)
+    if rounded == 0:
+        return math.copysign(0.0, value)
+    return math.copysign(math.inf, value) if abs(rounded) >= math.ldexp(1.0, limit) else rounded
+
+
+def like(value: bool | int | float, x: Node) -> Node:
+    """A constant of the type of x."""
+    return const(value, x.dtype, x.shape)
+
+
+def iota(shape: Shape, axis: int, dtype: DType = INT64) -> Node:
+    """The index along `axis`."""
+    _require(0 <= axis < len(shape), f"iota: axis {axis} of {len(shape)}")
+    if shape[axis] == 1:
+        return const(0, dtype, shape)
+    index = Node(p.IOTA, (), Axis(axis), TensorType(tuple(shape), INT64))
+    return cast(index, dtype)
+
+
+def is_const(x: Node, value: bool | int | float | None = None) -> bool:
+    """Whether x is a constant, and if a value is given, that one bit for bit."""
+    return x.prim is p.CONST and (value is None or x.attrs == Value(type(x.attrs.value)(value)))
+
+
+# ---------------------------------------------------------------------------------------------- map
+def map1(prim: Prim, x: Node) -> Node:
+    return Node(prim, (x,), None, x.type)
+
+
+def map2(prim: Prim, x: Node, y: Node) -> Node:
+    _require(x.type == y.type, f"{prim}: {x.type} and {y.type}")
+    return Node(prim, (x, y), None, x.type.with_dtype(BOOL) if prim.result == "bool" else x.type)
+
+
+def cast(x: Node, dtype: DType) -> Node:
+    """x in another element type, by the rules of PyTorch's conversions on CPU; nothing if it has it already."""
+    if x.dtype is dtype:
+        return x
+    _require(not x.dtype.is_complex and not dtype.is_complex, f"cast: {x.dtype} to {dtype}")
+    if is_const(x):
+        value = x.attrs.value
+        if not (isinstance(value, float) and dtype.is_integer and not abs(value) < 2.0**31):  # out of range: the machine decides
+            return const(value, dtype, x.shape)
+    return Node(p.CAST, (x,), None, x.type.with_dtype(dtype))
+
+
+def bitcast(x: Node, dtype: DType) -> Node:
+    """The same bits read as another type of the same width."""
+    _require(x.dtype.bits == dtype.bits and BOOL not in (x.dtype, dtype), f"bitcast: {x.dtype} to {dtype}")
+    if x.dtype is dtype:
+        return x
+    return Node(p.BITCAST, (x,), None, x.type.with_dtype(dtype))
+
+
+def where(condition: Node, x: Node, y: Node) -> Node:
+    _require(condition.dtype is BOOL and x.type == y.type and condition.shape == x.shape, f"where: {condition.type}, {x.type}, {y.type}")
+    if is_const(condition):
+        return x if condition.attrs.value else y
+    return x if x is y else Node(p.WHERE, (condition, x, y), None, x.type)
+
+
+def fma(x: Node, y: Node, z: Node) -> Node:
+    """x * y + z rounded once.  For legalize: the user's products and sums are never contracted."""
+    _require(x.type == y.type == z.type and x.dtype.is_float, f"fma: {x.type}, {y.type}, {z.type}")
+    return Node(p.FMA, (x, y, z), None, x.type)
+
+
+def _binary(prim: Prim):  # type: ignore[no-untyped-def]
+    def build(x: Node, y: Node | bool | int | float) -> Node:
+        return map2(prim, x, y if isinstance(y, Node) else like(y, x))
+
+    build.__name__ = build.__qualname__ = prim.name
+    build.__doc__ = f"The primitive {prim.name}; y may be a number, taken in the type of x."
+    return build
+
+
+def _unary(prim: Prim):  # type: ignore[no-untyped-def]
+    def build(x: Node) -> Node:
+        return map1(prim, x)
+
+    build.__name__ = build.__qualname__ = prim.name
+    build.__doc__ = f"The primitive {prim.name}."
+    return build
+
+
+neg, abs_, sqrt, floor, ceil, trunc, round_, not_ = (_unary(r) for r in (p.NEG, p.ABS, p.SQRT, p.FLOOR, p.CEIL, p.TRUNC, p.ROUND, p.NOT))
+exp, exp2, expm1, log, log2, log10, log1p = (_unary(r) for r in (p.EXP, p.EXP2, p.EXPM1, p.LOG, p.LOG2, p.LOG10, p.LOG1P))
+sin, cos, tan, asin, acos, atan = (_unary(r) for r in (p.SIN, p.COS, p.TAN, p.ASIN, p.ACOS, p.ATAN))
+sinh, cosh, tanh, asinh, acosh, atanh = (_unary(r) for r in (p.SINH, p.COSH, p.TANH, p.ASINH, p.ACOSH, p.ATANH))
+erf, erfc, sigmoid = (_unary(r) for r in (p.ERF, p.ERFC, p.SIGMOID))
+add, sub, mul, div, rem, pow_, atan2, hypot = (_binary(r) for r in (p.ADD, p.SUB, p.MUL, p.DIV, p.REM, p.POW, p.ATAN2, p.HYPOT))
+minimum, maximum, copysign = (_binary(r) for r in (p.MIN, p.MAX, p.COPYSIGN))
+eq, ne, lt, le, gt, ge = (_binary(r) for r in (p.EQ, p.NE, p.LT, p.LE, p.GT, p.GE))
+and_, or_, xor, shl, shr = (_binary(r) for r in (p.AND, p.OR, p.XOR, p.SHL, p.SHR))
+
+
+# ---------------------------------------------------------------------------------------------- view
+def reshape(x: Node, shape: Shape) -> Node:
+    shape = tuple(shape)
+    _require(math.prod(shape) == x.type.numel, f"reshape: {x.type} to {list(shape)}")
+    if shape == x.shape:
+        return x
+    if x.prim is p.CONST:
+        return const(x.attrs.value, x.dtype, shape)
+    if x.prim is p.RESHAPE:
+        return reshape(x.args[0], shape)
+    return Node(p.RESHAPE, (x,), None, x.type.with_shape(shape))
+
+
+def permute(x: Node, order: Sequence[int]) -> Node:
+    """Axis k of the result is axis order[k] of x."""
+    order = tuple(order)
+    _require(sorted(order) == list(range(x.type.ndim)), f"permute: {x.type} by {list(order)}")
+    shape = tuple(x.shape[a] for a in order)
+    if order == tuple(range(len(order))):
+        return x
+    if x.prim is p.CONST:
+        return const(x.attrs.value, x.dtype, shape)
+    if x.prim is p.PERMUTE:
+        return permute(x.args[0], tuple(x.attrs.order[a] for a in order))
+    return Node(p.PERMUTE, (x,), Order(order), x.type.with_shape(shape))
+
+
+def expand(x: Node, shape: Shape) -> Node:
+    """Axes of size 1 repeated; the rank stays (reshape first to add axes)."""
+    shape = tuple(shape)
+    _require(len(shape) == x.type.ndim and all(a == b or a == 1 for a, b in zip(x.shape, shape, strict=True)), f"expand: {x.type} to {list(shape)}")
+    if shape == x.shape:
+        return x
+    if x.prim is p.CONST:
+        return const(x.attrs.value, x.dtype, shape)
+    if x.prim is p.EXPAND:
+        return expand(x.args[0], shape)
+    return Node(p.EXPAND, (x,), None, x.type.with_shape(shape))
+
+
+def broadcast_to(x: Node, shape: Shape) -> Node:
+    """x seen in `shape` by PyTorch's rule: missing axes in front, size 1 repeats."""
+    shape = tuple(shape)
+    if x.shape == shape:
+        return x
+    missing = len(shape) - x.type.ndim
+    _require(missing >= 0, f"broadcast: {x.type} to {list(shape)}")
+    return expand(reshape(x, (1,) * missing + x.shape), shape)
+
+
+def slice_(x: Node, starts: Sequence[int], steps: Sequence[int], shape: Shape) -> Node:
+    """Element i of axis a is element starts[a] + i * steps[a] of x."""
+    starts, steps, shape = tuple(starts), tuple(steps), tuple(shape)
+    _require(len(starts) == len(steps) == len(shape) == x.type.ndim and all(steps), f"slice: {x.type} by {starts}, {steps}")
+    for size, start, step, length in zip(x.shape, starts, steps, shape, strict=True):
+        inside = length == 0 or (0 <= start < size and 0 <= start + (length - 1) * step < size)
+        _require(inside, f"slice: {start} + {length} * {step} leaves {x.type}")
+    if shape == x.shape and all(step == 1 or length <= 1 for step, length in zip(steps, shape, strict=True)):
+        return x
+    if x.prim is p.CONST:
+        return const(x.attrs.value, x.dtype, shape)
+    if x.prim is p.SLICE and 0 not in shape:
+        inner = x.attrs
+        starts = tuple(b + s * t for b, s, t in zip(inner.starts, starts, inner.steps, strict=True))
+        steps = tuple(s * t for s, t in zip(steps, inner.steps, strict=True))
+        return slice_(x.args[0], starts, steps, shape)
+    return Node(p.SLICE, (x,), Slice(starts, steps), x.type.with_shape(shape))
+
+
+def pad(x: Node, low: Sequence[int], high: Sequence[int], fill: Node | bool | int | float, interior: Sequence[int] | None = None) -> Node:
+    """x surrounded by `fill` (a scalar); `interior` of them between two neighbours along each axis."""
+    low, high = tuple(low), tuple(high)
+    interior = (0,) * x.type.ndim if interior is None else tuple(interior)
+    scalar = fill if isinstance(fill, Node) else const(fill, x.dtype)
+    _require(len(low) == len(high) == len(interior) == x.type.ndim and min((0, *low, *high, *interior)) == 0, f"pad: {x.type} by {low}, {high}, {interior}")
+    _require(scalar.type == TensorType((), x.dtype), f"pad: fill is {scalar.type}")
+    shape = tuple(a + b + (n - 1) * c + n if n else a + b for n, a, b, c in zip(x.shape, low, high, interior, strict=True))
+    if shape == x.shape:
+        return x
+    if x.prim is p.CONST and scalar.prim is p.CONST and x.attrs == scalar.attrs:
+        return const(x.attrs.value, x.dtype, shape)
+    if x.type.numel == 0:
+        return broadcast_to(scalar, shape)
+    return Node(p.PAD, (x, scalar), Pad(low, high, interior), x.type.with_shape(shape))
+
+
+def concat(parts: Sequence[Node], axis: int) -> Node:
+    """The parts one after another along `axis`; empty ones vanish."""
+    _require(len(parts) > 0 and 0 <= axis < parts[0].type.ndim, f"concat: axis {axis}")
+    first = parts[0]
+    for part in parts:
+        same = part.dtype is first.dtype and part.shape[:axis] + part.shape[axis + 1 :] == first.shape[:axis] + first.shape[axis + 1 :]
+        _require(same, f"concat: {first.type} and {part.type} along {axis}")
+    shape = first.shape[:axis] + (sum(part.shape[axis] for part in parts),) + first.shape[axis + 1 :]
+    kept = tuple(part for part in parts if part.shape[axis]) or (first,)
+    if len(kept) == 1:
+        return kept[0]
+    if all(is_const(part) and part.attrs == kept[0].attrs for part in kept):
+        return const(kept[0].attrs.value, first.dtype, shape)
+    return Node(p.CONCAT, kept, Axis(axis), first.type.with_shape(shape))
+
+
+def strided(x: Node, shape: Shape, strides: Sequence[int], offset: int) -> Node:
+    """as_strided of a tensor with one axis: element i is x[offset + sum(i * strides)]."""
+    shape, strides = tuple(shape), tuple(strides)
+    _require(x.type.ndim == 1 and len(shape) == len(strides), f"strided: {x.type}")
+    if 0 not in shape:
+        least = offset + sum(min(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
+        most = offset + sum(max(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
+        _require(least >= 0 and most < x.shape[0], f"strided: {offset} + {strides} leaves {x.type}")
+    if x.prim is p.CONST:
+        return const(x.attrs.value, x.dtype, shape)
+    return Node(p.STRIDED, (x,), Strided(strides, offset), x.type.with_shape(shape))
+
+
+def flip(x: Node, axes: Sequence[int]) -> Node:
+    starts = tuple(max(n - 1, 0) if a in axes else 0 for a, n in enumerate(x.shape))
+    return slice_(x, starts, tuple(-1 if a in axes else 1 for a in range(x.type.ndim)), x.shape)
+
+
+# ---------------------------------------------------------------------------------------------- reduce, scan
+def reduce(prim: Prim, x: Node, axes: Sequence[int]) -> Node:
+    """x combined along `axes`, which disappear; with no axes, x itself.  argmax and argmin take one axis and give int64."""
+    axes = tuple(sorted(axes))
+    _require(prim.kind == "reduce" and len(set(axes)) == len(axes) and all(0 <= a < x.type.ndim for a in axes), f"{prim}: {x.type} over {axes}")
+    _require(prim not in (p.ANY, p.ALL) or x.dtype is BOOL, f"{prim}: {x.type} is not bool")
+    _require(not x.dtype.is_half, f"{prim}: {x.dtype} has no arithmetic; cast to float32")
+    shape = tuple(n for a, n in enumerate(x.shape) if a not in axes)
+    if prim in (p.ARGMAX, p.ARGMIN):
+        _require(len(axes) == 1 and x.shape[axes[0]] > 0, f"{prim}: {x.type} over {axes}")
+        return Node(prim, (x,), Axes(axes), TensorType(shape, INT64))
+    if prim.identity is None:
+        _require(all(x.shape[a] for a in axes), f"{prim}: {x.type} over the empty {axes}")
+    elif any(x.shape[a] == 0 for a in axes):
+        return const(prim.identity, x.dtype, shape)
+    return Node(prim, (x,), Axes(axes), x.type.with_shape(shape)) if axes else x
+
+
+def scan(prim: Prim, x: Node, axis: int) -> Node:
+    _require(prim.kind == "scan" and 0 <= axis < x.type.ndim and not x.dtype.is_half, f"{prim}: {x.type} along {axis}")
+    return x if x.shape[axis] == 1 else Node(prim, (x,), Axis(axis), x.type)
+
+
+# ---------------------------------------------------------------------------------------------- index
+def gather(x: Node, indices: Sequence[Node]) -> Node:
+    """x[indices[0], indices[1], ...]: one int64 index per axis of x, all of one shape, which is the result's."""
+    _require(len(indices) == x.type.ndim > 0, f"gather: {len(indices)} indices for {x.type}")
+    shape = indices[0].shape
+    _require(all(i.type == TensorType(shape, INT64) for i in indices), f"gather: indices {[i.type for i in indices]}")
+    return Node(p.GATHER, (x, *indices), None, x.type.with_shape(shape))
+
+
+def scatter(base: Node, value: Node, indices: Sequence[Node], combine: str = "set") -> Node:
+    """base with value[k] put at (or combined with what stands at) indices[...][k], k in row-major order."""
+    _require(combine in ("set", "add", "mul", "min", "max"), f"scatter: {combine}")
+    _require(len(indices) == base.type.ndim > 0 and value.dtype is base.dtype, f"scatter: {value.type} into {base.type}")
+    _require(all(i.type == TensorType(value.shape, INT64) for i in indices), f"scatter: indices {[i.type for i in indices]}")
+    _require(combine == "set" or not base.dtype.is_half, f"scatter: {base.dtype} has no arithmetic; cast to float32")
+    if value.type.numel == 0:
+        return base
+    return Node(p.SCATTER, (base, value, *indices), Scatter(combine), base.type)
+
+
+def check(x: Node, ok: Node) -> Node:
+    """x, provided that all of `ok` (bool) holds; otherwise the program stops and eager runs the call."""
+    _require(ok.dtype is BOOL, f"check: {ok.type}")
+    return x if is_const(ok, True) or ok.type.numel == 0 else Node(p.CHECK, (x, ok), None, x.type)
+
+
+# ---------------------------------------------------------------------------------------------- call
+CALL_TYPE = TensorType((), BOOL)  # the type of a call node itself, which is no tensor
+
+
+def call(attrs: Call, args: Sequence[Node]) -> Node:
+    return Node(p.CALL, tuple(args), attrs, CALL_TYPE)
+
+
+def result(node: Node, index: int) -> Node:
+    """The index-th tensor that a call returns."""
+    _require(node.prim is p.CALL, f"result of {node!r}")
+    return Node(p.RESULT, (node,), Slot(index), node.attrs.results[index][0])
+
+
+# ---------------------------------------------------------------------------------------------- loop
+def index(name: str) -> Node:
+    """A loop variable."""
+    return Node(p.INDEX, (), Symbol(name), TensorType((), INT64))
+
+
+def local(name: str, dtype: DType) -> Node:
+    """What a loop accumulated under this name."""
+    return Node(p.LOCAL, (), Symbol(name), TensorType((), dtype))
+
+
+def load(memory: str, dtype: DType, offset: Node, guard: Node | None = None) -> Node:
+    """Element `offset` of a buffer; with a guard, 0 where it is false, and nothing is read there."""
+    return Node(p.LOAD, (offset,) if guard is None else (offset, guard), p.Memory(memory), TensorType((), dtype))
+
+
+def rebuild(node: Node, args: tuple[Node, ...]) -> Node:
+    """The node with other args of the same types, through the constructors (so in canonical form)."""
+    if args == node.args:
+        return node
+    prim, a, shape = node.prim, node.attrs, node.shape
+    match prim.name:
+        case "cast":
+            return cast(args[0], node.dtype)
+        case "bitcast":
+            return bitcast(args[0], node.dtype)
+        case "where":
+            return where(*args)
+        case "reshape":
+            return reshape(args[0], shape)
+        case "permute":
+            return permute(args[0], a.order)
+        case "expand":
+            return expand(args[0], shape)
+        case "slice":
+            return slice_(args[0], a.starts, a.steps, shape)
+        case "pad":
+            return pad(args[0], a.low, a.high, args[1], a.interior)
+        case "concat":
+            return concat(args, a.axis)
+        case "strided":
+            return strided(args[0], shape, a.strides, a.offset)
+        case "check":
+            return check(*args)
+    if prim.kind == "reduce":
+        return reduce(prim, args[0], a.axes)
+    if prim.kind == "scan":
+        return scan(prim, args[0], a.axis)
+    return Node(prim, args, a, node.type)
+
+

@@ -1,0 +1,138 @@
+"""The meaning of a graph: numpy, one call per node.  The oracle of the tests and the folder of constants, never the fast path.
+
+Arrays hold bfloat16 as float32 with zero low bits.  Raises OutOfRange where a program would stop (gather, scatter, check).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from thermit.ir import prims as p
+from thermit.ir.node import Graph, Node, toposort
+from thermit.ir.types import BFLOAT16, BOOL, DType
+
+Array = np.ndarray
+_COMBINE = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+class OutOfRange(IndexError):
+    """An index outside its axis, or a failed check."""
+
+
+def round_bfloat16(x: Array) -> Array:
+    """float32 to the nearest bfloat16, ties to even, held in float32."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(x), np.float32(np.nan), rounded.view(np.float32).reshape(x.shape))
+
+
+def cast(x: Array, source: DType, target: DType) -> Array:
+    """Conversion as PyTorch does it on x86: floats to integers truncate; out of range, the 64-bit (32-bit) pattern 0x80.. wraps."""
+    if target is BOOL:
+        return x != 0
+    if target is BFLOAT16:
+        return round_bfloat16(x.astype(np.float32) if source.bits <= 32 or source.is_integer else x.astype(np.float32))
+    if source.is_float and target.is_integer:
+        wide = np.trunc(x.astype(np.float64))
+        inside = np.isfinite(wide) & (np.abs(wide) < 2.0**63)
+        return np.where(inside, np.where(inside, wide, 0).astype(np.int64), np.iinfo(np.int64).min).astype(target.numpy)
+    return x.astype(target.numpy)
+
+
+def bitcast(x: Array, source: DType, target: DType) -> Array:
+    if source is BFLOAT16:
+        x = (np.ascontiguousarray(x).view(np.uint32) >> 16).astype(np.uint16)
+    if target is BFLOAT16:
+        return (np.ascontiguousarray(x).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.ascontiguousarray(x).view(target.numpy)
+
+
+def _positions(node: Node, shape: tuple[int, ...], indices: Sequence[Array]) -> tuple[Array, ...]:
+    for size, index in zip(shape, indices, strict=True):
+        if index.size and (index.min() < 0 or index.max() >= size):
+            raise OutOfRange(f"{node!r}: an index is outside [0, {size})")
+    return tuple(indices)
+
+
+def _view(node: Node, args: Sequence[Array]) -> Array:
+    x, a = args[0], node.attrs
+    match node.prim.name:
+        case "reshape":
+            return x.reshape(node.shape)
+        case "permute":
+            return x.transpose(a.order)
+        case "expand":
+            return np.broadcast_to(x, node.shape)
+        case "slice":
+            picks = [s + t * np.arange(n) for s, t, n in zip(a.starts, a.steps, node.shape, strict=True)]
+            return x[np.ix_(*picks)] if picks else x
+        case "concat":
+            return np.concatenate(args, a.axis)
+        case "strided":
+            at = np.full(node.shape, a.offset, np.int64)
+            for axis, step in enumerate(a.strides):
+                at = at + step * np.arange(node.shape[axis]).reshape([-1 if k == axis else 1 for k in range(len(node.shape))])
+            return x[at]
+    out = np.full(node.shape, args[1], x.dtype)  # pad
+    out[tuple(slice(lo, lo + (n - 1) * (c + 1) + 1, c + 1) for lo, c, n in zip(a.low, a.interior, x.shape, strict=True))] = x
+    return out
+
+
+def _scatter(node: Node, args: Sequence[Array]) -> Array:
+    out, value = args[0].copy(), args[1]
+    at = _positions(node, out.shape, args[2:])
+    if node.attrs.combine == "set":
+        for k in np.ndindex(value.shape):
+            out[tuple(i[k] for i in at)] = value[k]
+    else:
+        _COMBINE[node.attrs.combine].at(out, at, value)
+    return out
+
+
+def evaluate(node: Node, args: Sequence[Array]) -> Array:
+    """The array that a node (not input, call, result, loop) means for the arrays of its args."""
+    prim, dtype = node.prim, node.dtype
+    with np.errstate(all="ignore"):
+        match prim.name:
+            case "const":
+                return np.full(node.shape, node.attrs.value, dtype.numpy)
+            case "iota":
+                axis = node.attrs.axis
+                return np.broadcast_to(np.arange(node.shape[axis]).reshape([-1 if k == axis else 1 for k in range(node.type.ndim)]), node.shape)
+            case "cast":
+                return cast(args[0], node.args[0].dtype, dtype)
+            case "bitcast":
+                return bitcast(args[0], node.args[0].dtype, dtype)
+            case "fma":
+                x, y, z = (a.astype(np.longdouble) for a in args)
+                return (x * y + z).astype(dtype.numpy)  # exact for float32; for float64 rounded twice, seldom differing
+            case "gather":
+                return args[0][_positions(node, args[0].shape, args[1:])]
+            case "scatter":
+                return _scatter(node, args)
+            case "check":
+                if not args[1].all():
+                    raise OutOfRange(f"{node!r}: the check does not hold")
+                return args[0]
+        if prim.kind == "view":
+            return _view(node, args)
+        assert prim.ref is not None, f"{prim} has no meaning in numpy"
+        if prim.kind == "reduce":
+            axes = node.attrs.axes
+            if prim in (p.ARGMAX, p.ARGMIN):
+                return np.asarray(prim.ref(args[0], axis=axes[0])).astype(np.int64)
+            return np.asarray(prim.ref(args[0], axis=axes)).astype(dtype.numpy)
+        if prim.kind == "scan":
+            return np.asarray(prim.ref(args[0], axis=node.attrs.axis)).astype(dtype.numpy)
+        return np.asarray(prim.ref(*args), dtype.numpy)
+
+
+def run(graph: Graph, inputs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+    """Values of the outputs and of the updates.  A graph with calls has no meaning here."""
+    values: dict[Node, Array] = dict(zip(graph.inputs, inputs, strict=True))
+    for node in toposort(graph.roots):
+        if node not in values:
+            values[node] = evaluate(node, [values[a] for a in node.args])
+    return [values[o.value] for o in graph.outputs], [values[u.value] for u in graph.updates]

@@ -1,0 +1,191 @@
+"""Loop programs: data and text.
+
+    program ::=  name(buffers) over `index` in [begin, end):  stmt*         one native function; the outermost loop is the parallel one
+    stmt    ::=  For(index, extent, body, mode, width, accs)                index runs over 0 .. extent-1
+              |  Store(buffer, offset, value, guard)                        where guard (if any) holds
+              |  Check(ok)                                                  the program stops (returns 1) unless ok holds
+    acc     ::=  Acc(local, combine, init, value, position)                 a value carried by the loop that owns it
+    expr    ::=  Node of shape (): map primitives, const, index, local, load
+
+Expressions are interned, so what is shared is one object and is computed once in the outermost place where its indices, locals
+and loads are known.  A load from a buffer that the same program writes is never moved across a statement.
+
+Modes of a For
+    serial    one index after another
+    unroll    the body repeated `extent` times (extent is small)
+    vector    the body on vectors of `width` lanes: lane k of step i has index i * width + k.  What does not depend on the index stays
+              scalar (uniform).  A load or store whose offset is affine in the index with step 1 is a vector access, with step 0 a
+              splat, otherwise a gather or scatter.  The last step is masked when width does not divide extent: masked lanes
+              neither read nor write memory, fail no Check and leave accumulators as they are.  Vector loops do not nest.
+
+Accumulators: `local` reads, inside the body, the value before the current iteration (serial and unrolled loops only) and, after
+the loop, the result.  The accumulator of a vector loop is kept per lane and combined across lanes after the loop; that of a
+serial loop inside a vector loop is a vector, one accumulation per lane of the outer loop.  `combine` is one of add, mul, min, max,
+and, or (map primitives), or argmax / argmin (reduce primitives: `value` is compared, `position` kept: the first of equals, a nan wins).
+`combine` None: local becomes `value` in each iteration (a scan: value reads local).
+`lanes` > 1 asks a vector loop for that many independent accumulators, to hide latency.
+
+Invariants: every index and local is read only inside (local: also after) the loop that binds it; offsets are int64 in elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from thermit.ir.node import Node, toposort
+from thermit.ir.prims import Prim
+from thermit.ir.types import DType
+
+Mode = Literal["serial", "unroll", "vector"]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A buffer.  role: "in" (only read), "out" (written), "inout" (both), "row" (private to one iteration of the parallel loop;
+    `elems` of them on the stack, 64-byte aligned).  Buffers other than rows are params of the function, in this order.
+    `alias` names the buffers whose memory may overlap this one (an input that is updated in place): none otherwise."""
+
+    name: str
+    dtype: DType
+    role: Literal["in", "out", "inout", "row"]
+    elems: int
+    alias: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Acc:
+    local: Node
+    combine: Prim | None
+    init: Node
+    value: Node
+    position: Node | None = None
+    lanes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    index: Node
+    extent: int | Node
+    body: tuple[Stmt, ...]
+    mode: Mode = "serial"
+    width: int = 1
+    accs: tuple[Acc, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    memory: str
+    offset: Node
+    value: Node
+    guard: Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    ok: Node
+
+
+Stmt = For | Store | Check
+
+
+@dataclass(frozen=True, slots=True)
+class LoopProgram:
+    """`index` is the parallel loop variable, `extent` its range; body runs once for each.  A program without parallelism has extent 1.
+
+    `parallel_mode`/`width`: the parallel loop itself may be a vector loop; then [begin, end) counts single indices, and a
+    caller splits it at multiples of `width`.  `accs` are allowed only inside the body.
+    """
+
+    name: str
+    memories: tuple[Memory, ...]
+    index: Node
+    extent: int
+    body: tuple[Stmt, ...]
+    mode: Mode = "serial"
+    width: int = 1
+
+
+# ---------------------------------------------------------------------------------------------- text
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+          "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>", "rem": "%"}  # fmt: skip
+
+
+def expr_text(root: Node, limit: int = 400) -> str:
+    """A scalar expression in infix form; deep ones are cut."""
+
+    def text(node: Node, depth: int) -> str:
+        name = node.prim.name
+        if depth > 24:
+            return "..."
+        if name == "const":
+            return repr(node.attrs.value)
+        if name in ("index", "local"):
+            return str(node.attrs.name)
+        args = [text(a, depth + 1) for a in node.args]
+        if name == "load":
+            return f"{node.attrs.name}[{args[0]}]" + (f" if {args[1]}" if len(args) > 1 else "")
+        if name in _INFIX and len(args) == 2:
+            return f"({args[0]} {_INFIX[name]} {args[1]})"
+        if name in ("cast", "bitcast"):
+            return f"{'' if name == 'cast' else 'bits '}{node.dtype}({args[0]})"
+        return f"{name}({', '.join(args)})"
+
+    out = text(root, 0)
+    return out if len(out) <= limit else out[: limit - 3] + "..."
+
+
+def program_text(program: LoopProgram) -> str:
+    """The program as indented Python-like lines."""
+    lines = [f"kernel {program.name}({', '.join(f'{m.role} {m.name}: {m.dtype}[{m.elems}]' for m in program.memories if m.role != 'row')})"]
+    lines += [f"  row {m.name}: {m.dtype}[{m.elems}]" for m in program.memories if m.role == "row"]
+
+    def walk(body: tuple[Stmt, ...], indent: str) -> None:
+        for s in body:
+            match s:
+                case Store():
+                    guard = f"  if {expr_text(s.guard)}" if s.guard is not None else ""
+                    lines.append(f"{indent}{s.memory}[{expr_text(s.offset)}] = {expr_text(s.value)}{guard}")
+                case Check():
+                    lines.append(f"{indent}check {expr_text(s.ok)}")
+                case For():
+                    mode = "" if s.mode == "serial" else f"  {s.mode}" + (f" x {s.width}" if s.mode == "vector" else "")
+                    for a in s.accs:
+                        lines.append(f"{indent}{a.local.attrs.name} = {expr_text(a.init)}")
+                    extent = s.extent if isinstance(s.extent, int) else expr_text(s.extent)
+                    lines.append(f"{indent}for {s.index.attrs.name} < {extent}:{mode}")
+                    walk(s.body, indent + "  ")
+                    for a in s.accs:
+                        name, at = a.local.attrs.name, f" at {expr_text(a.position)}" if a.position is not None else ""
+                        lines.append(f"{indent}  {name} {a.combine.name if a.combine else ''}= {expr_text(a.value)}{at}")
+
+    mode = "" if program.mode == "serial" else f"  {program.mode} x {program.width}"
+    lines.append(f"  parallel for {program.index.attrs.name} < {program.extent}:{mode}")
+    walk(program.body, "    ")
+    return "\n".join(lines) + "\n"
+
+
+def exprs_of(body: tuple[Stmt, ...]) -> list[Node]:
+    """The root expressions of the statements, nested ones included."""
+    roots: list[Node] = []
+    for s in body:
+        match s:
+            case Store():
+                roots += [s.offset, s.value] + ([s.guard] if s.guard is not None else [])
+            case Check():
+                roots.append(s.ok)
+            case For():
+                roots += [s.extent] if isinstance(s.extent, Node) else []
+                for a in s.accs:
+                    roots += [a.init, a.value] + ([a.position] if a.position is not None else [])
+                roots += exprs_of(s.body)
+    return roots
+
+
+def loads_of(program: LoopProgram) -> dict[str, list[Node]]:
+    """The load nodes of each buffer."""
+    found: dict[str, list[Node]] = {}
+    for node in toposort(exprs_of(program.body)):
+        if node.prim.name == "load":
+            found.setdefault(node.attrs.name, []).append(node)
+    return found
