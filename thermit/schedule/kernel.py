@@ -1,0 +1,83 @@
+"""What fusion decides: which values are stored, in which kernels, and where the others live.
+
+    schedule ::=  (kernel | call)* in order, refusals
+    kernel   ::=  stores, loads, rows                          one loop nest, one native function
+
+Every value has a place: inline (recomputed in a register where it is read), row (kept in a small buffer for one iteration of
+the kernel's outer loops), buffer (stored: a kernel boundary).  A kernel's values are what its stores reach down to its loads;
+those in `rows` have place row, the others are inline; a reduction is computed once at the loop level that its index depends on.
+Params of the native function, in order: `loads`, then `stores` (LoopProgram memories "in0", "in1", ..., "out0", ...).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from thermit.ir.node import Node
+from thermit.ir.types import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """`node` written with `strides` (elements).  target: "temp", "output" (number `index`) or "update" (of input `index`, through
+    that input's own strides, which may have gaps)."""
+
+    node: Node
+    strides: Shape
+    target: Literal["temp", "output", "update"] = "temp"
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A graph input, a stored node or a call's result that a kernel reads, with its strides (elements)."""
+
+    node: Node
+    strides: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    name: str
+    stores: tuple[Stored, ...]
+    loads: tuple[Load, ...]
+    rows: frozenset[Node] = frozenset()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallStep:
+    """An ATen call; its tensor arguments are stored with the strides that node.attrs.strides asks for.  `arguments` are loads.
+
+    `outputs[k]`: the number of the graph output that the k-th result is (handed to the user as it is), or None."""
+
+    node: Node
+    arguments: tuple[Load, ...]
+    outputs: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A fusion that was not done: the value that was stored instead, and why."""
+
+    node: Node
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    steps: tuple[Kernel | CallStep, ...]
+    refused: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a lowered kernel is started: its symbol, the range of its parallel loop, the multiple at which the range may be split,
+    the estimated time of the whole on one core, whether it can stop the program."""
+
+    symbol: str
+    extent: int
+    grain: int
+    cost_ns: float
+    can_stop: bool
