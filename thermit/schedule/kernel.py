@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from thermit.ir.node import Node
+from thermit.ir.node import Node, toposort
 from thermit.ir.types import Shape
 
 
@@ -81,3 +81,28 @@ class Launch:
     grain: int
     cost_ns: float
     can_stop: bool
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """The kernels and calls in order, one line each with what they read, write and keep in rows; then the refusals."""
+    names: dict[Node, str] = {}
+
+    def name(node: Node) -> str:
+        if node.prim.name == "input":
+            return f"%in{node.attrs.index}"
+        return names.setdefault(node, f"%v{len(names)}")
+
+    lines: list[str] = []
+    for step in schedule.steps:
+        if isinstance(step, CallStep):
+            read = ", ".join(name(load.node) for load in step.arguments)
+            lines.append(f"{name(step.node)} = call {step.node.attrs.op}({read})")
+            continue
+        stores = ", ".join(f"{name(s.node)}: {s.node.type}" + (f" -> {s.target} {s.index}" if s.target != "temp" else "") for s in step.stores)
+        reads = ", ".join(f"{name(load.node)}: {load.node.type}" for load in step.loads)
+        values = [n for n in toposort(s.node for s in step.stores) if n.prim.kind not in ("input", "const")]
+        lines.append(f"{step.name}: {stores}  from  {reads or 'nothing'}  ({len(values)} values" + (f", {len(step.rows)} in rows" if step.rows else "") + ")")
+        if step.why:
+            lines.append(f"    {step.why}")
+    lines += [f"stored {r.node!r}: {r.reason}" for r in schedule.refused]
+    return "\n".join(lines) + "\n"
