@@ -1,0 +1,1 @@
+"""PyTorch's vocabulary in primitives; @lower is the only registration."""

@@ -1,0 +1,1 @@
+"""Which values are stored, in which kernels; buffers and steps."""

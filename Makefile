@@ -1,0 +1,39 @@
+# make demo     set up .venv and run the main job on a real image and a simulation, eager beside jit
+# make test     the test suite          make lint        ruff and mypy
+# make bench    the benchmarks          make exhaustive  every float32 input of every function (long)
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench exhaustive clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	touch $@
+
+demo: $(VENV)/.ready
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest tests -n 2 -m "not slow"
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)-jax/.ready: constraints.txt
+	test -x $(VENV)-jax/bin/python || $(PYTHON) -m venv $(VENV)-jax
+	$(VENV)-jax/bin/python -m pip install --quiet --disable-pip-version-check jax==0.10.2 jaxlib==0.10.2 numpy
+	touch $@
+
+bench: $(VENV)/.ready $(VENV)-jax/.ready
+	$(BIN)/python -m benchmarks $(ARGS)
+
+exhaustive: $(VENV)/.ready
+	$(BIN)/python -m tests.exhaustive.run
+
+clean:
+	rm -rf $(VENV) $(VENV)-jax build dist *.egg-info
