@@ -1,0 +1,93 @@
+"""Runs a program eagerly and compiled, and says how they differ; shrinks one that does."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import torch
+from tests.fuzz.programs import Program
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal bit for bit; any nan equals any nan."""
+    if a.dtype.is_floating_point:
+        if not torch.equal(a.isnan(), b.isnan()):
+            return False
+        a, b = a.nan_to_num(0.0, float("inf"), -float("inf")), b.nan_to_num(0.0, float("inf"), -float("inf"))
+    integer = BITS[a.element_size()]
+    return torch.equal(a.contiguous().view(integer) if a.dim() else a.reshape(1).view(integer), b.contiguous().view(integer) if b.dim() else b.reshape(1).view(integer))
+
+
+def differs(got: torch.Tensor, want: torch.Tensor, exact: bool) -> str | None:
+    if (got.dtype, got.shape) != (want.dtype, want.shape):
+        return f"{got.dtype}{list(got.shape)} for {want.dtype}{list(want.shape)}"
+    if want.numel() > 1 and got.stride() != want.stride():
+        return f"strides {got.stride()} for {want.stride()}"
+    if exact or not want.dtype.is_floating_point:
+        return None if same_bits(got, want) else f"{got.flatten()[:8].tolist()} for {want.flatten()[:8].tolist()}"
+    scale = 1 + want.abs().max().item() if want.numel() else 1.0
+    near = torch.allclose(got, want, rtol=2e-3 if want.dtype == torch.float32 else 1e-9, atol=(2e-4 if want.dtype == torch.float32 else 1e-10) * scale, equal_nan=True)
+    return None if near else f"{got.flatten()[:8].tolist()} for {want.flatten()[:8].tolist()}"
+
+
+def aliases(results, arguments) -> list[int]:
+    """Which tensors share storage, as a list of first occurrences."""
+    seen: dict[int, int] = {}
+    return [seen.setdefault(t.untyped_storage().data_ptr(), i) if t.numel() else -1 for i, t in enumerate([*results, *arguments])]
+
+
+def fault(program: Program, jit, draws: int = 2) -> str | None:
+    """How jit(program) differs from the program, or None."""
+    function = program.function()
+    compiled = jit(function)
+    for draw in range(draws):
+        mine, theirs = program.arguments(draw), program.arguments(draw)
+        try:
+            want = function(*mine)
+        except Exception as e:
+            want = e
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                got = compiled(*theirs)
+        except Exception as e:
+            got = e
+        if isinstance(want, Exception) or isinstance(got, Exception):
+            if type(want) is not type(got):
+                return f"draw {draw}: {type(got).__name__}: {got} for {type(want).__name__}: {want}"
+            continue
+        exact = program.family == "exact"
+        for kind, a, b in (("result", got, want), ("argument", theirs, mine)):
+            for i, (x, y) in enumerate(zip(a, b, strict=True)):
+                if (how := differs(x, y, exact)) is not None:
+                    return f"draw {draw}, {kind} {i}: {how}"
+        if aliases(got, theirs) != aliases(want, mine):
+            return f"draw {draw}: aliasing {aliases(got, theirs)} for {aliases(want, mine)}"
+    return None
+
+
+def shrink(program: Program, jit) -> Program:
+    """The program with as few statements and results as still differ."""
+    changed = True
+    while changed:
+        changed = False
+        for i in reversed(range(len(program.lines))):
+            smaller = dataclasses.replace(program, lines=program.lines[:i] + program.lines[i + 1 :])
+            if still_differs(smaller, jit):
+                program, changed = smaller, True
+        for name in list(program.results):
+            smaller = dataclasses.replace(program, results=[n for n in program.results if n != name])
+            if smaller.results and still_differs(smaller, jit):
+                program, changed = smaller, True
+    return program
+
+
+def still_differs(program: Program, jit) -> bool:
+    try:
+        program.function()(*program.arguments(0))
+    except Exception:
+        return False
+    return fault(program, jit) is not None
