@@ -4,6 +4,7 @@
     buffer ::=  where it lives (input k | output k | temp at a byte offset of the arena | const), dtype, sizes, strides
     step   ::=  RunKernel(kernel, buffers, extent)    native code over [0, extent)
              |  RunCall(op, args, ...)                an ATen call on buffers seen as tensors
+             |  RunCopy(source, target)               an update that could not be written in place
              |  Commit                                from here on inputs are written: no step after it may stop the program
 """
 
@@ -58,16 +59,25 @@ class RunCall:
 
 
 @dataclass(frozen=True, slots=True)
+class RunCopy:
+    """Every element of buffer `source` (a temp) goes to the same place of buffer `target` (an input): both have the same dtype, sizes and
+    strides; gaps are left alone."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Marks the first step that writes an input."""
 
 
-Step = RunKernel | RunCall | Commit
+Step = RunKernel | RunCall | RunCopy | Commit
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`outputs[j]` is the buffer of output j (role "output", or "result" where a call made it)."""
+    """`outputs[j]` is the buffer of output j (role "output", or "result" where a call made it); `updates` the inputs that are written."""
 
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
@@ -75,3 +85,4 @@ class Plan:
     returns: tuple[Return, ...]
     arena_bytes: int
     peak_bytes: int
+    updates: tuple[int, ...] = ()

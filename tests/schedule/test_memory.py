@@ -1,0 +1,132 @@
+"""Plans: buffers that live at one time never overlap, updates are written where it cannot be seen, nothing stops after Commit."""
+
+import random
+
+import pytest
+import torch
+
+from thermit.ir import build as b
+from thermit.ir import prims as p
+from thermit.ir.node import Graph, Output, Return, Update
+from thermit.ir.prims import Call, Slot
+from thermit.ir.types import FLOAT32, TensorType
+from thermit.schedule.kernel import CallStep, Kernel, Launch, Load, Schedule, Stored
+from thermit.schedule.memory import plan
+from thermit.schedule.plan import Commit, RunCall, RunCopy, RunKernel
+
+T = TensorType((100,), FLOAT32)
+ONE = (1,)
+
+
+def launches(steps, stopping=()):
+    return {s.name: Launch(s.name, 100, 8, 50.0, s.name in stopping) for s in steps if isinstance(s, Kernel)}
+
+
+def make(inputs, steps, outputs=(), updates=(), stopping=(), returns=None):
+    graph = Graph(tuple(inputs), ((1,),) * len(inputs), tuple(Output(o, ONE) for o in outputs), tuple(updates), (),
+                  tuple(Return("output", i) for i in range(len(outputs))) if returns is None else returns)  # fmt: skip
+    return plan(graph, Schedule(tuple(steps)), launches(steps, stopping))
+
+
+def roles(made, step):
+    return [made.buffers[i].role for i in step.buffers]
+
+
+def test_temps_are_reused_and_never_overlap_while_they_live():
+    rng = random.Random(0)
+    x = b.graph_input(0, T)
+    for _ in range(50):
+        values, steps = [x], []
+        for k in range(12):
+            read = rng.sample(values, min(len(values), 2))
+            node = b.const(float(k), FLOAT32, (100,))
+            for r in read:
+                node = b.add(node, r)
+            steps.append(Kernel(f"k{k}", (Stored(node, ONE),), tuple(Load(r, ONE) for r in read)))
+            values.append(node)
+        out = b.neg(values[-1])
+        steps.append(Kernel("last", (Stored(out, ONE, "output", 0),), (Load(values[-1], ONE),)))
+        made = make([x], steps, [out])
+        uses = {}
+        for k, step in enumerate(made.steps):
+            for i in step.buffers:
+                uses.setdefault(i, []).append(k)
+        temps = [(made.buffers[i], min(u), max(u)) for i, u in uses.items() if made.buffers[i].role == "temp"]
+        for n, (a, first, last) in enumerate(temps):
+            assert a.index % 64 == 0 and a.index + a.nbytes <= made.arena_bytes
+            for c, begin, end in temps[n + 1 :]:
+                if first <= end and begin <= last:
+                    assert a.index + a.nbytes <= c.index or c.index + c.nbytes <= a.index
+    assert made.arena_bytes < 12 * 448
+
+
+def test_map_update_is_written_in_place_after_commit():
+    x, y = b.graph_input(0, T), b.graph_input(1, T)
+    new = b.add(b.mul(x, 2.0), y)
+    made = make([x, y], [Kernel("k", (Stored(new, ONE, "update", 0),), (Load(x, ONE), Load(y, ONE)))], updates=[Update(0, new)])
+    assert [type(s) for s in made.steps] == [Commit, RunKernel]
+    assert made.steps[1].buffers == (0, 1, 0) and made.arena_bytes == 0 and made.updates == (0,)
+
+
+@pytest.mark.parametrize("new", [lambda x: b.flip(x, (0,)), lambda x: b.add(x, b.broadcast_to(b.reduce(p.SUM, x, (0,)), (100,)))])
+def test_update_that_moves_or_reduces_goes_through_a_temp(new):
+    x = b.graph_input(0, T)
+    value = new(x)
+    made = make([x], [Kernel("k", (Stored(value, ONE, "update", 0),), (Load(x, ONE),))], updates=[Update(0, value)])
+    assert [type(s) for s in made.steps] == [RunKernel, Commit, RunCopy]
+    assert roles(made, made.steps[0]) == ["input", "temp"] and made.steps[2].target == 0
+
+
+def test_old_value_read_later_keeps_the_input():
+    x = b.graph_input(0, T)
+    new, out = b.add(x, 1.0), b.flip(x, (0,))
+    steps = [Kernel("a", (Stored(new, ONE, "update", 0), Stored(new, ONE)), (Load(x, ONE),)),
+             Kernel("b", (Stored(b.add(out, new), ONE, "output", 0),), (Load(x, ONE), Load(new, ONE)))]  # fmt: skip
+    made = make([x], steps, [b.add(out, new)], [Update(0, new)])
+    assert [type(s) for s in made.steps] == [RunKernel, RunKernel, Commit, RunCopy]
+
+
+def test_two_updates_that_read_each_other_go_through_temps():
+    x, y = b.graph_input(0, T), b.graph_input(1, T)
+    steps = [Kernel("swap", (Stored(y, ONE, "update", 0), Stored(x, ONE, "update", 1)), (Load(x, ONE), Load(y, ONE)))]
+    made = make([x, y], steps, updates=[Update(0, y), Update(1, x)])
+    assert [type(s) for s in made.steps] == [RunKernel, Commit, RunCopy, RunCopy]
+    assert roles(made, made.steps[0]) == ["input", "input", "temp", "temp"]
+
+
+def test_updates_sink_below_what_can_stop():
+    x, y = b.graph_input(0, T), b.graph_input(1, T)
+    new, out = b.add(x, 1.0), b.mul(y, 2.0)
+    steps = [Kernel("a", (Stored(new, ONE, "update", 0),), (Load(x, ONE),)), Kernel("b", (Stored(out, ONE, "output", 0),), (Load(y, ONE),))]
+    made = make([x, y], steps, [out], [Update(0, new)], stopping=("b",))
+    assert [s.kernel if isinstance(s, RunKernel) else type(s) for s in made.steps] == ["b", Commit, "a"]
+
+
+def test_update_by_a_kernel_that_can_stop_goes_through_a_temp():
+    x = b.graph_input(0, T)
+    new = b.add(x, 1.0)
+    made = make([x], [Kernel("a", (Stored(new, ONE, "update", 0),), (Load(x, ONE),))], updates=[Update(0, new)], stopping=("a",))
+    assert [type(s) for s in made.steps] == [RunKernel, Commit, RunCopy]
+
+
+def test_call_reads_temps_and_its_result_is_an_output():
+    x = b.graph_input(0, T)
+    doubled = b.mul(x, 2.0)
+    call = b.call(Call(torch.ops.aten.sort.default, (Slot(0),), (), (ONE,), ((T, ONE), (TensorType((100,), FLOAT32), ONE))), [doubled])
+    values, extra = b.result(call, 0), b.result(call, 1)
+    steps = [Kernel("a", (Stored(doubled, ONE),), (Load(x, ONE),)), CallStep(call, (Load(doubled, ONE),), (0, None)),
+             Kernel("b", (Stored(b.neg(extra), ONE, "output", 1),), (Load(extra, ONE),))]  # fmt: skip
+    made = make([x], steps, [values, b.neg(extra)])
+    kernel, run, last = made.steps
+    assert isinstance(run, RunCall) and run.buffers == (kernel.buffers[1],) and run.results == (made.outputs[0], last.buffers[0])
+    assert [made.buffers[i].role for i in made.outputs] == ["result", "output"]
+
+
+def test_update_with_gaps_keeps_its_strides_in_the_temp():
+    x = b.graph_input(0, TensorType((4, 3), FLOAT32))
+    new = b.flip(x, (0,))
+    graph = Graph((x,), ((10, 2),), (), (Update(0, new),))
+    steps = (Kernel("k", (Stored(new, (10, 2), "update", 0),), (Load(x, (10, 2)),)),)
+    made = plan(graph, Schedule(steps), launches(steps))
+    temp = made.buffers[made.steps[0].buffers[1]]
+    assert temp.strides == (10, 2) and temp.nbytes == (3 * 10 + 2 * 2 + 1) * 4 and made.arena_bytes >= temp.nbytes

@@ -1,0 +1,176 @@
+"""A compiled function: runs a plan on tensors.
+
+    Program(plan, addresses).run(inputs)  ->  results, one tensor for each of plan.returns
+
+Kernels are native functions, called on the data pointers of buffers; calls go through PyTorch's dispatcher on tensors that lie over the
+same memory.  A kernel that stops (a failed check) or a call that raises becomes `Stopped`: nothing was written to the inputs yet
+and the random generators are put back, so the caller can run the function eagerly and the user gets PyTorch's own exception.
+Several threads may run one program at once: each call has its own arena.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thermit.ir.prims import Slot
+from thermit.schedule.plan import Buffer, Commit, Plan, RunCall, RunCopy, RunKernel
+
+_KERNEL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_RANDOM = torch.Tag.nondeterministic_seeded
+
+
+class Stopped(Exception):
+    """The program stopped before it wrote any input; its `__cause__` is what a call raised, if a call it was."""
+
+
+class _Arena:
+    """Memory for the temps of one running call, and the tensors that calls see over it."""
+
+    def __init__(self, plan: Plan, seen: frozenset[int]) -> None:
+        with torch.inference_mode(False):
+            self.memory = torch.empty(plan.arena_bytes + 64, dtype=torch.uint8)
+            base = self.memory.data_ptr()
+            skip = -base % 64
+            self.base = base + skip
+            self.views = {i: self._view(plan.buffers[i], skip) for i in seen if plan.buffers[i].role == "temp"}
+
+    def _view(self, buffer: Buffer, skip: int) -> torch.Tensor:
+        dtype = getattr(torch, buffer.dtype.name)
+        whole = self.memory[skip + buffer.index : skip + buffer.index + buffer.nbytes].view(dtype)
+        return whole.as_strided(buffer.sizes, buffer.strides)
+
+
+class Program:
+    """`addresses` gives the native function of every kernel that the plan runs."""
+
+    def __init__(self, plan: Plan, addresses: Mapping[str, int]) -> None:
+        self.plan = plan
+        self._kernels = {s.kernel: _KERNEL(addresses[s.kernel]) for s in plan.steps if isinstance(s, RunKernel)}
+        self._seen = frozenset(b for s in plan.steps if isinstance(s, RunCall) for b in s.buffers) | frozenset(
+            b for s in plan.steps if isinstance(s, RunCopy) for b in (s.source, s.target)
+        )
+        self._arenas: list[_Arena] = []
+        self._generators = _generators_of(plan)
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of plan.returns.  Raises Stopped before anything was written to an input."""
+        arena = self._arenas.pop() if self._arenas else _Arena(self.plan, self._seen)
+        try:
+            outputs = self._run(inputs, arena)
+        finally:
+            self._arenas.append(arena)
+        if self.plan.updates:
+            torch.autograd.graph.increment_version([inputs[i] for i in self.plan.updates])
+        return [_result(r, inputs, outputs) for r in self.plan.returns]
+
+    def _run(self, inputs: Sequence[torch.Tensor], arena: _Arena) -> list[torch.Tensor]:
+        plan = self.plan
+        tensors: list[Any] = [None] * len(plan.buffers)
+        pointers: list[int] = [0] * len(plan.buffers)
+        for i, buffer in enumerate(plan.buffers):
+            if buffer.role == "input":
+                tensors[i] = inputs[buffer.index]
+            elif buffer.role == "output":
+                tensors[i] = torch.empty_strided(buffer.sizes, buffer.strides, dtype=getattr(torch, buffer.dtype.name), device="cpu")
+            elif buffer.role == "temp":
+                tensors[i] = arena.views.get(i)
+                pointers[i] = arena.base + buffer.index
+            if buffer.role in ("input", "output"):
+                pointers[i] = tensors[i].data_ptr()
+        states = [(g, g.get_state()) for g in self._generators]
+        try:
+            self._steps(tensors, pointers)
+        except Stopped:
+            for generator, state in states:
+                generator.set_state(state)
+            raise
+        return [tensors[b] for b in plan.outputs]
+
+    def _steps(self, tensors: list[Any], pointers: list[int]) -> None:
+        for step in self.plan.steps:
+            match step:
+                case RunKernel():
+                    array = (ctypes.c_void_p * len(step.buffers))(*(pointers[b] for b in step.buffers))
+                    if step.extent and self._kernels[step.kernel](ctypes.addressof(array), 0, step.extent):
+                        raise Stopped(f"kernel {step.kernel}")
+                case RunCall():
+                    _call(step, self.plan, tensors, pointers)
+                case RunCopy():
+                    tensors[step.target].data.copy_(tensors[step.source])  # .data: the version is bumped once, at the end
+                case Commit():
+                    pass
+
+
+def _generators_of(plan: Plan) -> list[torch.Generator]:
+    """The generators that the plan's calls draw from."""
+    found: list[torch.Generator] = []
+    for step in plan.steps:
+        if isinstance(step, RunCall) and _RANDOM in getattr(step.op, "tags", ()):
+            given = [v for v in (*step.args, *(v for _, v in step.kwargs)) if isinstance(v, torch.Generator)]
+            found += [g for g in given or [torch.default_generator] if not any(g is f for f in found)]
+    return found
+
+
+def _call(step: RunCall, plan: Plan, tensors: list[Any], pointers: list[int]) -> None:
+    """Runs the call and puts its results in their buffers.  Raises Stopped from what the call raised."""
+    operands = [tensors[b] for b in step.buffers]
+    args = [_fill(a, operands) for a in step.args]
+    kwargs = {name: _fill(a, operands) for name, a in step.kwargs}
+    try:
+        returned = _below_autocast(step.op, args, kwargs)
+    except Exception as error:
+        raise Stopped(f"call {step.op}") from error
+    results = returned if isinstance(returned, (tuple, list)) else (returned,)
+    for buffer, result in zip(step.results, _flat(results), strict=False):
+        if buffer >= 0:
+            tensors[buffer] = fitted = _fit(result, plan.buffers[buffer], operands)
+            pointers[buffer] = fitted.data_ptr()
+
+
+def _below_autocast(op: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The call was recorded after autocast had its say: it must not cast again."""
+    if not torch.is_autocast_enabled("cpu"):
+        return op(*args, **kwargs)
+    with torch.autocast("cpu", enabled=False):
+        return op(*args, **kwargs)
+
+
+def _fill(value: Any, operands: list[Any]) -> Any:
+    if isinstance(value, Slot):
+        return operands[value.index]
+    if isinstance(value, (list, tuple)):
+        return [_fill(v, operands) for v in value]
+    return value
+
+
+def _flat(results: Sequence[Any]) -> list[Any]:
+    """The tensors (or None) that a call returns, lists opened."""
+    flat: list[Any] = []
+    for result in results:
+        flat += _flat(result) if isinstance(result, (tuple, list)) else [result]
+    return flat
+
+
+def _fit(result: torch.Tensor, buffer: Buffer, operands: list[Any]) -> torch.Tensor:
+    """The result with the strides that the kernels were compiled for, in memory of its own."""
+    dtype = getattr(torch, buffer.dtype.name)
+    if tuple(result.shape) != buffer.sizes or result.dtype is not dtype:
+        raise Stopped(f"a call returned {result.dtype}{list(result.shape)}, not {buffer.dtype}{list(buffer.sizes)}")
+    storage = result.untyped_storage().data_ptr()
+    shares = any(o.untyped_storage().data_ptr() == storage for o in operands) and storage != 0
+    odd = result.is_conj() or result.is_neg()
+    strides = zip(buffer.sizes, result.stride(), buffer.strides, strict=True)
+    if not shares and not odd and all(n == 1 or a == b or 0 in buffer.sizes for n, a, b in strides):
+        return result
+    return torch.empty_strided(buffer.sizes, buffer.strides, dtype=dtype).copy_(result)
+
+
+def _result(r: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    tensor = inputs[r.index] if r.source == "input" else outputs[r.index]
+    if r.window is None:
+        return tensor
+    return tensor.as_strided(r.window.sizes, r.window.strides, r.window.offset)
