@@ -22,8 +22,13 @@ Accumulators: `local` reads, inside the body, the value before the current itera
 the loop, the result.  The accumulator of a vector loop is kept per lane and combined across lanes after the loop; that of a
 serial loop inside a vector loop is a vector, one accumulation per lane of the outer loop.  `combine` is one of add, mul, min, max,
 and, or (map primitives), or argmax / argmin (reduce primitives: `value` is compared, `position` kept: the first of equals, a nan wins).
+For argmax and argmin `init` is the worst value of the type of `value`, the position starts at 0, and `local` is the position (int64).
 `combine` None: local becomes `value` in each iteration (a scan: value reads local).
 `lanes` > 1 asks a vector loop for that many independent accumulators, to hide latency.
+
+Consecutive Stores of one body act at once: their offsets, values and guards are all evaluated (and loads done) before the first
+of them writes, so that inputs updated from each other's old values need no copies.  A masked lane, and a load whose guard is false,
+may hand any operand to an integer div or rem: the emitter must not let it trap.  Sibling loops may use the same index node.
 
 Invariants: every index and local is read only inside (local: also after) the loop that binds it; offsets are int64 in elements.
 """
