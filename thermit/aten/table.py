@@ -31,7 +31,7 @@ from torch._ops import OpOverload
 
 from thermit.ir import build as b
 from thermit.ir.node import Node
-from thermit.ir.types import BOOL, DTYPES, FLOAT32, INT64, DType, Shape
+from thermit.ir.types import BOOL, DTYPES, FLOAT32, FLOAT64, INT64, DType, Shape
 
 Number = bool | int | float
 Operand = Node | Number
@@ -151,12 +151,12 @@ def broadcast(*nodes: Node) -> tuple[Node, ...]:
 Kind = Literal["any", "float"]
 
 
-def operands(*values: Operand, kind: Kind = "any", common: DType | None = None, exact_scalars: bool = True) -> tuple[Node, ...]:
+def operands(*values: Operand, kind: Kind = "any", common: DType | None = None, exact_scalars: bool = False) -> tuple[Node, ...]:
     """The values in the compute dtype of their common dtype and in one shape, ready for primitives.
 
     kind "float": integers become the default dtype first.  `common` overrides the promotion.
-    A half operand computes in float32.  Eager's vectorised binary kernels read a number or 0-d tensor beside a half tensor
-    straight into float32 (`exact_scalars`); the others round it to the half type first.
+    A half operand computes in float32, a number beside it is rounded to the half type first.  `exact_scalars`: a second operand
+    that is a number or has one element goes straight to float32, as in eager's multiplication and divisions.
     """
     if common is None:
         common = result_type(*values)
@@ -164,15 +164,27 @@ def operands(*values: Operand, kind: Kind = "any", common: DType | None = None, 
         common = float_type(common)
     compute = compute_dtype(common)
     shape = broadcast_shape(*(v.shape for v in values if isinstance(v, Node)))
-    return tuple(b.broadcast_to(_operand(v, common, compute, exact_scalars), shape) for v in values)
+    return tuple(b.broadcast_to(_operand(v, common, compute, exact_scalars and i > 0), shape) for i, v in enumerate(values))
 
 
-def _operand(value: Operand, common: DType, compute: DType, exact_scalars: bool) -> Node:
+def _operand(value: Operand, common: DType, compute: DType, exact: bool) -> Node:
     if not isinstance(value, Node):
-        return b.const(value, compute) if exact_scalars else b.cast(b.const(value, common), compute)
-    if exact_scalars and value.type.ndim == 0:
+        return b.const(value, compute) if exact and common.is_half else b.cast(scalar(value, common), compute)
+    if exact and common.is_half and value.type.numel == 1:
         return b.cast(value, compute)
     return b.cast(b.cast(value, common), compute)
+
+
+def scalar(value: Number, dtype: DType) -> Node:
+    """A Python number as a 0-d constant of a type: floats truncate to integer types, everything counts as true but zero for bool."""
+    if dtype.is_integer and isinstance(value, float):
+        return b.cast(b.const(value, FLOAT64), dtype)
+    return b.const(value, dtype)
+
+
+def each_rounded(x: Node, dtype: DType) -> Node:
+    """x rounded to a half type and brought back: what eager does between two steps of a kernel that computes on half vectors."""
+    return b.cast(b.cast(x, dtype), compute_dtype(dtype)) if dtype.is_half else x
 
 
 def computed(x: Node) -> Node:

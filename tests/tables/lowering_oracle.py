@@ -1,0 +1,119 @@
+"""Evaluates one row of the table in numpy and compares it with what eager gave for the same call.
+
+A row whose graph holds only exact primitives (arithmetic, comparison, selection, casts, views) must agree bit for bit; one
+with mathematical functions, sums or products within a few units of rounding, with nan, inf and zero in the same places.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from thermit.aten.table import DTYPE_OF, TABLE, TORCH_OF
+from thermit.ir import build as b
+from thermit.ir import interp
+from thermit.ir.node import Graph, Node, Output, toposort
+from thermit.ir.types import BFLOAT16, TensorType, contiguous_strides
+from thermit.ir.verify import verify
+
+INEXACT = {"sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh",
+           "acosh", "atanh", "erf", "erfc", "sigmoid", "pow", "atan2", "hypot", "sum", "prod", "cumsum", "cumprod"}  # fmt: skip
+
+
+def to_array(t: torch.Tensor) -> np.ndarray:
+    t = t.detach()
+    return t.float().numpy().copy() if t.dtype is torch.bfloat16 else t.numpy().copy()
+
+
+def to_tensor(a: np.ndarray, node: Node) -> torch.Tensor:
+    t = torch.from_numpy(np.ascontiguousarray(a).copy()).reshape(node.shape)
+    return t.to(torch.bfloat16) if node.dtype is BFLOAT16 else t
+
+
+def lowered(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Node], list[np.ndarray]]:
+    """What the row gives for real tensors: nodes (or NotImplemented), the inputs and their arrays."""
+    inputs: list[Node] = []
+    arrays: list[np.ndarray] = []
+    known: dict[int, Node] = {}
+
+    def one(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor):
+            return t
+        if id(t) not in known:
+            node = b.graph_input(len(inputs), TensorType(tuple(t.shape), DTYPE_OF[t.dtype]))
+            inputs.append(node)
+            arrays.append(to_array(t) if not t.is_complex() else np.zeros(0))
+            known[id(t)] = node
+        return known[id(t)]
+
+    args, kwargs = tree_map(one, (args, kwargs))
+    return TABLE[op](*args, **kwargs), inputs, arrays
+
+
+def evaluate(nodes: list[Node], inputs: list[Node], arrays: list[np.ndarray]) -> list[torch.Tensor]:
+    graph = Graph(tuple(inputs), tuple(contiguous_strides(n.shape) for n in inputs), tuple(Output(n, contiguous_strides(n.shape)) for n in nodes))
+    verify(graph)
+    values, _ = interp.run(graph, arrays)
+    return [to_tensor(v, n) for v, n in zip(values, nodes, strict=True)]
+
+
+def is_exact(nodes: list[Node]) -> bool:
+    return not any(n.prim.name in INEXACT for n in toposort(nodes))
+
+
+def bits_equal(x: torch.Tensor, y: torch.Tensor, zero_sign: bool = True) -> torch.Tensor:
+    if not x.is_floating_point():
+        return x == y
+    same = (x == y) | (x.isnan() & y.isnan())
+    return same & ((x != 0) | (torch.signbit(x) == torch.signbit(y))) if zero_sign else same
+
+
+def close(x: torch.Tensor, y: torch.Tensor, ulps: float) -> torch.Tensor:
+    if not x.is_floating_point():
+        return x == y
+    eps = torch.finfo(x.dtype).eps
+    wide_x, wide_y = x.double(), y.double()
+    near = (wide_x - wide_y).abs() <= ulps * eps * wide_y.abs() + torch.finfo(x.dtype).smallest_normal * ulps
+    return near | (wide_x == wide_y) | (x.isnan() & y.isnan())
+
+
+def difference(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], want: Any, ulps: float = 8, alternatives: tuple[Any, ...] = ()) -> str | None:
+    """None if the row declines or agrees with `want` (what eager gave); otherwise what differs.
+
+    `alternatives`: other results that eager itself gives for the same values in another memory layout.
+    """
+    got, inputs, arrays = lowered(op, args, kwargs)
+    if got is NotImplemented:
+        return None
+    nodes = list(got) if isinstance(got, (tuple, list)) else [got]
+    wants = list(want) if isinstance(want, (tuple, list)) else [want]
+    if len(nodes) != len(wants):
+        return f"{len(nodes)} results, eager {len(wants)}"
+    for node, w in zip(nodes, wants, strict=True):
+        if node is not None and (TORCH_OF[node.dtype], node.shape) != (w.dtype, tuple(w.shape)):
+            return f"{node.type}, eager {w.dtype}{list(w.shape)}"
+    kept = [(i, n) for i, n in enumerate(nodes) if n is not None]
+    exact = is_exact([n for _, n in kept])
+    try:
+        values = evaluate([n for _, n in kept], inputs, arrays)
+    except interp.OutOfRange as stop:
+        return f"stops: {stop}"
+    for (i, _), value in zip(kept, values, strict=True):
+        choices = [wants[i], *((a[i] if isinstance(a, (tuple, list)) else a) for a in alternatives)]
+        same = [bits_equal(value, c) if exact else close(value, c, ulps) for c in choices]
+        good = torch.stack(same).any(0) if same else None
+        if good is not None and not bool(good.all()):
+            at = tuple(int(k) for k in (~good).nonzero()[0])
+            seen = [tuple(float(t[at]) if t.ndim == len(at) and t.shape == value.shape else "" for t in _tensors(args))]
+            share = int((~good).sum())
+            return f"result {i}{list(at)}: {value[at].item()!r}, eager {wants[i][at].item()!r} for {seen} ({share} of {good.numel()}, {'exact' if exact else 'close'})"
+    return None
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    tree_map(lambda t: found.append(t) if isinstance(t, torch.Tensor) else None, tree)
+    return found
