@@ -21,6 +21,7 @@ float16, else the common one).  `operands` brings values to the compute dtype an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -195,6 +196,13 @@ def computed(x: Node) -> Node:
 def rounded(x: Node, dtype: DType) -> Node:
     """x rounded from the compute dtype to the result's: the one rounding of a half operation."""
     return b.cast(x, dtype)
+
+
+def fits(value: Number, dtype: DType) -> bool:
+    """Whether a number can be written into the type: where not (300 into uint8, 1e9 into float16), eager raises, so a row declines."""
+    if dtype.is_integer:
+        return math.isfinite(value) and dtype.min <= value <= dtype.max
+    return dtype is BOOL or not math.isfinite(value) or math.isfinite(b.round_to(float(value), dtype))
 
 
 # ---------------------------------------------------------------------------------------------- axes
