@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from thermit.aten.table import Lowered, Number, lower
+from thermit.aten.table import Lowered, Number, fits, lower
 from thermit.aten.view import slice_axis
 from thermit.ir import build as b
 from thermit.ir.node import Node
@@ -25,6 +25,8 @@ def _sides(pad: Sequence[int], ndim: int) -> list[tuple[int, int, int]]:
 
 @lower(aten.constant_pad_nd.default)
 def constant_pad_nd(self: Node, pad: Sequence[int], value: Number = 0) -> Lowered:
+    if not fits(value, self.dtype):
+        return NotImplemented
     x, ndim = self, self.type.ndim
     low, high = [0] * ndim, [0] * ndim
     for axis, before, after in _sides(pad, ndim):

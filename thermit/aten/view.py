@@ -160,6 +160,13 @@ def select(self: Node, dim: int, index: int) -> Lowered:
     return drop_axis(slice_axis(self, axis, at, at + 1), axis)
 
 
+@lower(aten.narrow_copy.default)
+def narrow(self: Node, dim: int, start: int, length: int) -> Lowered:
+    axis = axis_of(dim, self.type.ndim)
+    first = start + self.shape[axis] if start < 0 else start
+    return slice_axis(self, axis, first, first + length)
+
+
 @lower(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
 def split(self: Node, split_size: int, dim: int = 0) -> Lowered:
     axis = axis_of(dim, self.type.ndim)
