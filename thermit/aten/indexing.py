@@ -1,7 +1,7 @@
 """Positions that are data: gather, scatter, indexing with tensors, masks.
 
 What comes in: tensors and index tensors.  What goes out: the primitives gather and scatter with one int64 index per axis, or
-a selection where a mask has a fixed shape.  Indices wrap where eager wraps (index, index_put, take, put, index_fill); elsewhere
+a selection where a mask has the shape of what it selects from.  Indices wrap where eager wraps (index, index_put, take, put, index_fill); elsewhere
 a negative index is out of range.  The primitives stop the program at an index out of range, and eager then raises its own error.
 A scatter goes through its values in row-major order, as eager's kernels do where the order shows.
 
@@ -23,7 +23,6 @@ from thermit.aten.table import (
     computed,
     fits,
     lower,
-    result_type,
     rounded,
 )
 from thermit.aten.view import along, flattened
@@ -321,22 +320,3 @@ def embedding_dense_backward(grad_output: Node, indices: Node, num_weights: int,
     if padding_idx >= 0:
         rows = b.where(b.eq(index, padding_idx), b.like(0, rows), rows)
     return combined(b.const(0, rows.dtype, (num_weights, width)), rows, (index, b.iota(rows.shape, 1, INT64)), "add")
-
-
-# ---------------------------------------------------------------------------------------------- masks
-@lower(aten.where.self)
-def where(condition: Node, self: Operand, other: Operand) -> Lowered:
-    dtype = result_type(self, other)
-    if dtype.is_complex:
-        return NotImplemented
-    x, y = (b.cast(v, dtype) if isinstance(v, Node) else b.const(v, dtype) for v in (self, other))
-    return b.where(*broadcast(b.cast(condition, BOOL), x, y))
-
-
-@lower(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(self: Node, mask: Node, value: Operand) -> Lowered:
-    if not isinstance(value, Node) and not fits(value, self.dtype):
-        return NotImplemented
-    scalar = b.cast(b.reshape(value, ()), self.dtype) if isinstance(value, Node) else b.const(value, self.dtype)
-    there, x, filled = broadcast(mask, self, scalar)
-    return b.where(there, filled, x)

@@ -19,6 +19,7 @@ from thermit.aten.table import (
     broadcast_shape,
     compute_dtype,
     each_rounded,
+    fits,
     float_type,
     lower,
     operands,
@@ -615,7 +616,9 @@ def where(condition: Node, self: Operand, other: Operand) -> Node:
 
 
 @lower(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(self: Node, mask: Node, value: Operand) -> Node:
+def masked_fill(self: Node, mask: Node, value: Operand) -> Lowered:
+    if not isinstance(value, Node) and not fits(value, self.dtype):
+        return NotImplemented
     shape = broadcast_shape(self.shape, mask.shape)
     fill = b.cast(value, self.dtype) if isinstance(value, Node) else scalar(value, self.dtype)
     return b.where(b.broadcast_to(mask, shape), b.broadcast_to(fill, shape), b.broadcast_to(self, shape))
