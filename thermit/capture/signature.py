@@ -10,12 +10,19 @@ the same ATen calls with the same static values.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Sequence
+import dataclasses
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CellType
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
+
+from thermit.capture.specs import TensorSpec, input_specs, tensor_facts, tensor_spec
+from thermit.capture.values import Leaves, NotStatic, freeze
 
 # ---------------------------------------------------------------------------------------------- sources
 
@@ -144,7 +151,7 @@ class Item(Source):
 
 # ---------------------------------------------------------------------------------------------- guards
 
-Kind = Literal["is", "equals", "tensor", "type", "deep", "absent"]
+Kind = Literal["is", "equals", "tensor", "type", "deep", "absent", "empty", "missing"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +164,9 @@ class Guard:
     type     type(value) is `expected`
     tensor   the value is an input by reference: `expected` is its TensorSpec, checked as an argument's is
     deep     a container or an object: `expected` is a Snapshot of its structure and leaves
-    absent   `expected` is a tuple of names that the dict or object at `source` must not have (dict: keys; else attributes)
+    absent   `expected` is a frozenset of names that the dict or object at `source` must not have (dict: keys; else attributes)
+    empty    the value is false: an empty container
+    missing  reading `source` raises
     """
 
     source: Source
@@ -176,42 +185,221 @@ class Guard:
         return f"{self.source}: {self.kind} {self.expected}"
 
 
-class TensorSpec(NamedTuple):
-    """Everything about an input tensor that code may depend on.  Only plain strided CPU tensors without conj or neg bit get one.
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A container as it was: its image (structure, static leaves, objects by identity) and the specs of the tensors in it."""
 
-    `flags`: 1 requires_grad, 2 is a Parameter, 4 is an inference tensor.
-    `group`: inputs whose memory overlaps (or whose storages start at one place) share a number, all others have -1.
-    `offset`: within a group, distance in bytes from the storage of the group's first tensor to this tensor's first element;
-    0 outside groups, so that f(x[0]) and f(x[1]) are one signature.
-    """
+    image: Any
+    tensors: tuple[TensorSpec, ...]
 
-    dtype: torch.dtype
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    flags: int
-    group: int
-    offset: int
+    def matches(self, value: Any) -> bool:
+        leaves = Leaves()
+        try:
+            return freeze(value, leaves) == self.image and tuple([tensor_spec(t) for t in leaves.tensors]) == self.tensors
+        except NotStatic:
+            return False
 
     def __str__(self) -> str:
-        dims = ",".join(map(str, self.sizes))
-        return f"{str(self.dtype).removeprefix('torch.')}[{dims}] strides {list(self.strides)}"
+        return "as it was"
 
 
-@dataclass(frozen=True, slots=True)
-class FlatCall:
+def snapshot(value: Any, limit: int = 2000) -> tuple[Snapshot, Leaves]:
+    """The snapshot of a container and what it holds.  Raises NotStatic, also above `limit` values."""
+    leaves = Leaves(limit)
+    image = freeze(value, leaves)
+    return Snapshot(image, tuple([tensor_spec(t) for t in leaves.tensors])), leaves
+
+
+def _is(value: Any, expected: Any) -> bool:
+    return value is expected
+
+
+def _equals(value: Any, expected: Any) -> bool:
+    if type(value) is not type(expected):
+        return False
+    if type(value) is int or type(value) is str or type(value) is bool:
+        return bool(value == expected)
+    try:
+        return bool(freeze(value, Leaves()) == freeze(expected, Leaves()))
+    except NotStatic:
+        return False
+
+
+def _type(value: Any, expected: type) -> bool:
+    return type(value) is expected
+
+
+def _tensor(value: Any, expected: TensorSpec) -> bool:
+    return isinstance(value, torch.Tensor) and tensor_facts(value) == expected[:4]
+
+
+def _deep(value: Any, expected: Snapshot) -> bool:
+    return expected.matches(value)
+
+
+def _absent(value: Any, expected: frozenset[str]) -> bool:
+    return value.keys().isdisjoint(expected) if type(value) is dict else not any(hasattr(value, name) for name in expected)
+
+
+def _empty(value: Any, expected: None) -> bool:
+    return not value
+
+
+def _raises(value: Any, expected: None) -> bool:
+    return False
+
+
+CHECKS: dict[Kind, Callable[[Any, Any], bool]] = {
+    "is": _is,
+    "equals": _equals,
+    "type": _type,
+    "tensor": _tensor,
+    "deep": _deep,
+    "absent": _absent,
+    "empty": _empty,
+    "missing": _raises,
+}
+
+
+def holds(guards: Sequence[Guard], call: Call) -> Guard | None:
+    """The first guard that fails, or None."""
+    for guard in guards:
+        try:
+            value = guard.source.read(call)
+        except Exception:  # the place is gone (or a property raises): not the fact that was baked in, whatever the reason
+            if guard.kind == "missing":
+                continue
+            return guard
+        if value is guard.expected and guard.kind == "is":
+            continue
+        if not CHECKS[guard.kind](value, guard.expected):
+            return guard
+    return None
+
+
+# ---------------------------------------------------------------------------------------------- the key of a call
+
+
+class FlatCall(NamedTuple):
     """One call, flattened.
 
     `key`: hashable; equal keys are calls that may share a variant (tree, static values, tensor specs with aliasing, ambient state).
-    `tensors`: the tensor leaves, in order of appearance (each occurrence; the same object twice is twice, in one group).
-    `sources`: where each of them lives, from the root of the call.
-    `eager`: why the call cannot be compiled at all, or None; then key is not to be used.
+    `tensors`: the tensor leaves in order of appearance, each occurrence (the same object twice is twice, in one group).
+    `specs`: one for each of them (also part of the key).
+    `eager`: why the call cannot be compiled at all, or None; if it is set the other fields are empty.
     """
 
     key: Any
-    tensors: tuple[torch.Tensor, ...]
-    eager: str | None
-    paths: tuple[Source, ...] = ()
+    tensors: list[torch.Tensor]
+    specs: tuple[TensorSpec, ...]
+    eager: str | None = None
 
 
-Replace = Callable[[torch.Tensor], Any]
-Guards = Sequence[Guard]
+_C = torch._C
+_is_inference, _default_dtype, _any_autocast = torch.is_inference_mode_enabled, torch.get_default_dtype, _C._is_any_autocast_enabled
+_grad_enabled, _deterministic, _precision = torch.is_grad_enabled, _C._get_deterministic_algorithms, _C._get_float32_matmul_precision
+_dispatch_modes, _function_modes, _tracing_state = _C._len_torch_dispatch_stack, _C._len_torch_function_stack, _C._get_tracing_state
+_transforms = _C._functorch.peek_interpreter_stack
+
+
+def ambient() -> tuple[Any, ...] | str:
+    """The state outside the arguments that operations depend on, as part of the key; or why everything must run eagerly now.
+
+    Fields: grad mode, inference mode, default dtype, deterministic algorithms, float32 matmul precision, autocast (None when it is off
+    everywhere, else whether it is on and with which dtype, for CPU and CUDA).
+    """
+    if _dispatch_modes() or _function_modes():
+        return "a dispatch or function mode is active"
+    if _transforms() is not None:
+        return "inside a functorch transform"
+    if _tracing_state() is not None:
+        return "torch.jit.trace is running"
+    if forward_ad._current_level >= 0:
+        return "inside forward-mode differentiation"
+    return _grad_enabled(), _is_inference(), _default_dtype(), _deterministic(), _precision(), _autocast() if _any_autocast() else None
+
+
+def _autocast() -> tuple[Any, ...]:
+    cpu, cuda = ((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
+    return cpu, cuda, torch.is_autocast_cache_enabled()
+
+
+def flatten_call(args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> FlatCall:
+    """The call's key and its tensor leaves.
+
+    The key is (ambient state, number of positional arguments, keyword names in order, images of the arguments, tensor specs, which
+    containers are one object).  Defaults are not bound: a parameter that is not given is a fact about the function, guarded like others.
+    """
+    state = ambient()
+    if isinstance(state, str):
+        return FlatCall(None, [], (), state)
+    leaves = Leaves()
+    try:
+        image = tuple([freeze(a, leaves) for a in args])
+        if kwargs:
+            image += (tuple(kwargs), tuple([freeze(a, leaves) for a in kwargs.values()]))
+        specs = input_specs(leaves.tensors)
+    except NotStatic as why:
+        return FlatCall(None, [], (), str(why))
+    shared = _shared(leaves.containers) if len(leaves.containers) > 1 else None
+    return FlatCall((state, len(args), image, specs, shared), leaves.tensors, specs)
+
+
+def _shared(containers: list[Any]) -> tuple[int, ...] | None:
+    """Which of the mutable containers are one object: the number of the first appearance of each; None when all differ."""
+    first: dict[int, int] = {}
+    pattern = tuple([first.setdefault(id(c), i) for i, c in enumerate(containers)])
+    return None if len(first) == len(containers) else pattern
+
+
+def argument_names(function: Any, count: int) -> list[str]:
+    """How the positional arguments are called in messages: the parameters' names, `*args` spread out."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return [f"arg{i}" for i in range(count)]
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    return (names + [f"{rest}[{i}]" for i in range(max(0, count - len(names)))])[:count]
+
+
+def argument_roots(function: Any, call: Call) -> Iterator[tuple[Source, Any]]:
+    """Every argument with its source."""
+    for i, (name, value) in enumerate(zip(argument_names(function, len(call.args)), call.args, strict=True)):
+        yield Arg(i, name), value
+    for name, value in call.kwargs.items():
+        yield Arg(name, name), value
+
+
+def argument_tensors(function: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> list[Source]:
+    """Where each tensor leaf of `flatten_call` lives, in the same order."""
+    roots = argument_roots(function, Call(tuple(args), kwargs or {}))
+    return [place for source, value in roots for place in _tensor_places(source, value)]
+
+
+def _tensor_places(source: Source, value: Any) -> Iterator[Source]:
+    if isinstance(value, torch.Tensor):
+        yield source
+        return
+    parts = list(elements(source, value))
+    if parts:
+        for part, child in parts:
+            yield from _tensor_places(part, child)
+        return
+    leaves = Leaves()
+    freeze(value, leaves)
+    yield from [source] * len(leaves.tensors)
+
+
+def elements(source: Source, value: Any) -> Iterator[tuple[Source, Any]]:
+    """The parts of a container that a source can name, in the order in which `freeze` meets them."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield Item(source, key), child
+    elif isinstance(value, list | tuple | deque):
+        for i, child in enumerate(value):
+            yield Item(source, i), child
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                yield Attr(source, field.name), getattr(value, field.name)

@@ -1,0 +1,233 @@
+"""Stand-ins into arguments, tensors out of results: containers taken apart and put together.
+
+In:  the arguments of a call, with a stand-in for each tensor; the value that the traced function returned.
+Out: `Substitution`, the same arguments with stand-ins in place of tensors; `Template`, which builds the result of later calls.
+Idea: mutable containers are not copied but filled with stand-ins and emptied of them again, so that identity and mutation stay what
+they are in eager.  Invariant: after `restore` no stand-in is left in an argument.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils._pytree import SUPPORTED_NODES
+
+from thermit.capture.signature import Call, Source
+from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze
+
+_MAPPINGS = (dict, OrderedDict, defaultdict)
+
+
+class Substitution:
+    """`args` and `kwargs` of a call with every tensor replaced by `stand_ins[id(tensor)]`; mutable containers keep their identity.
+
+    Use it as a context: on leaving, `restore` puts back the tensor wherever its stand-in is still found in a container of the call.
+    """
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], stand_ins: Mapping[int, Any]) -> None:
+        self._stand_ins = stand_ins
+        self._originals: dict[int, torch.Tensor] = {}
+        self._touched: dict[int, Any] = {}
+        self.args = tuple([self._replace(a) for a in args])
+        self.kwargs = {name: self._replace(a) for name, a in kwargs.items()}
+
+    def __enter__(self) -> Call:
+        return Call(self.args, self.kwargs)
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Puts the tensors back."""
+        for container in self._touched.values():
+            _refill(container, self._original)
+
+    def _original(self, value: Any) -> Any:
+        return self._originals.get(id(value), value)
+
+    def _replace(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            stand_in = self._stand_ins.get(id(value), value)
+            if stand_in is not value:
+                self._originals[id(stand_in)] = value
+            return stand_in
+        kind = type(value)
+        if kind in IMMUTABLE or id(value) in self._touched:
+            return value
+        if kind is tuple:
+            return tuple([self._replace(v) for v in value])
+        if isinstance(value, tuple) and hasattr(kind, "_fields"):
+            return tuple.__new__(kind, [self._replace(v) for v in value])
+        if kind is slice:
+            return slice(self._replace(value.start), self._replace(value.stop), self._replace(value.step))
+        if kind is functools.partial:
+            return functools.partial(self._replace(value.func), *self._replace(value.args), **self._replace(dict(value.keywords)))
+        if _is_refillable(value):
+            self._touched[id(value)] = value
+            _refill(value, self._replace)
+            return value
+        if kind in SUPPORTED_NODES:
+            node = SUPPORTED_NODES[kind]
+            children, context = node.flatten_fn(value)
+            return node.unflatten_fn([self._replace(c) for c in children], context)
+        return value
+
+
+def _is_refillable(value: Any) -> bool:
+    kind = type(value)
+    plain_dataclass = dataclasses.is_dataclass(value) and kind not in SUPPORTED_NODES and not isinstance(value, type | torch.nn.Module)
+    return kind in (list, deque, *_MAPPINGS) or plain_dataclass
+
+
+def _refill(container: Any, replace: Callable[[Any], Any]) -> None:
+    """Every element replaced; an element that stays the same is not written."""
+    kind = type(container)
+    if kind in _MAPPINGS:
+        parts = list(container.items())
+        write: Callable[[Any, Any, Any], None] = kind.__setitem__
+    elif kind in (list, deque):
+        parts = list(enumerate(container))
+        write = kind.__setitem__
+    else:
+        parts = [(f.name, getattr(container, f.name)) for f in dataclasses.fields(container) if hasattr(container, f.name)]
+        write = object.__setattr__
+    for key, old in parts:
+        new = replace(old)
+        if new is not old:
+            write(container, key, new)
+
+
+# ---------------------------------------------------------------------------------------------- results
+Build = Callable[[Sequence[torch.Tensor], Call, dict[int, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Builds the result of a call from its tensors: same container types, fresh containers, same sharing among them.
+
+    `kind` is what the native entry can build without Python: "tensor" (the only tensor), "tuple" or "list" (all tensors in order), else "".
+    """
+
+    kind: str
+    build_node: Build
+
+    def build(self, tensors: Sequence[torch.Tensor], call: Call) -> Any:
+        """The result.  `tensors` in the order in which `result_template` numbered them."""
+        return self.build_node(tensors, call, {})
+
+
+class _Builder:
+    def __init__(self, is_leaf: Callable[[Any], bool], place: Callable[[Any], Source | None]) -> None:
+        self.is_leaf, self.place = is_leaf, place
+        self.leaves: list[Any] = []
+        self.numbers: dict[int, int] = {}
+        self.nodes: dict[int, Build] = {}
+        self.keep: list[Any] = []
+
+    def node(self, value: Any) -> Build:
+        kind = type(value)
+        if self.is_leaf(value):
+            return self._leaf(value)
+        if kind in IMMUTABLE:
+            return lambda tensors, call, made: value
+        known = self.nodes.get(id(value))
+        if known is None:
+            self.keep.append(value)
+            known = self.nodes[id(value)] = self._once(id(value), self._make(value, kind))
+        return known
+
+    def _leaf(self, value: Any) -> Build:
+        number = self.numbers.setdefault(id(value), len(self.leaves))
+        if number == len(self.leaves):
+            self.leaves.append(value)
+        return lambda tensors, call, made: tensors[number]
+
+    def _once(self, key: int, make: Build) -> Build:
+        """An object that stands in two places of the result is built once."""
+
+        def build(tensors: Sequence[torch.Tensor], call: Call, made: dict[int, Any]) -> Any:
+            if key not in made:
+                made[key] = make(tensors, call, made)
+            return made[key]
+
+        return build
+
+    def _make(self, value: Any, kind: type) -> Build:
+        source = self.place(value)
+        if source is not None:
+            return lambda tensors, call, made: source.read(call)
+        if kind in (list, tuple, set, frozenset):
+            return self._sequence(kind, value)
+        if kind in _MAPPINGS:
+            return self._mapping(kind, value)
+        if isinstance(value, tuple) and hasattr(kind, "_fields"):
+            parts = [self.node(v) for v in value]
+            return lambda tensors, call, made: tuple.__new__(kind, [p(tensors, call, made) for p in parts])
+        if isinstance(value, tuple) and hasattr(kind, "n_sequence_fields"):
+            return self._sequence(kind, value)
+        if kind in SUPPORTED_NODES:
+            node = SUPPORTED_NODES[kind]
+            children, context = node.flatten_fn(value)
+            parts = [self.node(c) for c in children]
+            return lambda tensors, call, made: node.unflatten_fn([p(tensors, call, made) for p in parts], context)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type | torch.nn.Module):
+            return self._dataclass(kind, value)
+        return self._constant(value)
+
+    def _sequence(self, kind: type, value: Any) -> Build:
+        parts = [self.node(v) for v in value]
+        return lambda tensors, call, made: kind([p(tensors, call, made) for p in parts])
+
+    def _mapping(self, kind: type, value: Any) -> Build:
+        keys = list(value)
+        parts = [self.node(v) for v in value.values()]
+        factory = value.default_factory if kind is defaultdict else None
+
+        def build(tensors: Sequence[torch.Tensor], call: Call, made: dict[int, Any]) -> Any:
+            pairs = [(k, p(tensors, call, made)) for k, p in zip(keys, parts, strict=True)]
+            return defaultdict(factory, pairs) if kind is defaultdict else kind(pairs)
+
+        return build
+
+    def _dataclass(self, kind: type, value: Any) -> Build:
+        names = [f.name for f in dataclasses.fields(value)]
+        names += [n for n in getattr(value, "__dict__", ()) if n not in names]
+        parts = [(n, self.node(getattr(value, n))) for n in names if hasattr(value, n)]
+
+        def build(tensors: Sequence[torch.Tensor], call: Call, made: dict[int, Any]) -> Any:
+            new: Any = object.__new__(kind)
+            for name, part in parts:
+                object.__setattr__(new, name, part(tensors, call, made))
+            return new
+
+        return build
+
+    def _constant(self, value: Any) -> Build:
+        leaves = Leaves()
+        freeze(value, leaves)
+        if leaves.tensors or leaves.objects or leaves.containers:
+            raise NotStatic(f"the result holds a {type(value).__qualname__}, which each call of the function makes anew")
+        return lambda tensors, call, made: value
+
+
+def result_template(value: Any, is_leaf: Callable[[Any], bool], place: Callable[[Any], Source | None]) -> tuple[Template, list[Any]]:
+    """How to build results like `value`, and its leaves (each object once) in the order in which `Template.build` wants their tensors.
+
+    `place(object)` tells where an object that existed before the call lives (it is then read from there, so it stays the same object);
+    None for what the function made.  Raises NotStatic for a result that cannot be built again.
+    """
+    builder = _Builder(is_leaf, place)
+    node = builder.node(value)
+    kind = ""
+    if is_leaf(value):
+        kind = "tensor"
+    elif type(value) in (tuple, list) and place(value) is None and all(map(is_leaf, value)) and len(builder.leaves) == len(value):
+        kind = type(value).__name__
+    return Template(kind, node), builder.leaves
