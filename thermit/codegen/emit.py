@@ -322,7 +322,7 @@ class Kernel:
         value = self.value(node)
         if value.lanes or self.lanes is None:
             return value
-        key = ("splat", node)
+        key = ("splat", node, self.lanes.width)
         found = self.values.get(key)
         if found is not None:
             return found
@@ -726,13 +726,11 @@ class Kernel:
         """A loop from start below stop; `always`: it runs at least once.  Gives the names of the accumulators after it."""
         pre, head, latch, done = (self.label(stem) for stem in ("pre", "loop", "latch", "done"))
         enter, out = self.label("enter"), self.label("exit")
-        if not always:
-            self.here()
-            self.line(f"  br label %{pre}c\n{pre}c:")
-            self.line(f"  {self._name('any', pre)} = icmp slt i64 {start}, {stop}")
-            self.line(f"  br i1 {self._name('any', pre)}, label %{enter}, label %{out}\n{enter}:")
         first = [list(r.values) for r in running]
         with self.scope(0, conditional=not always):
+            if not always:
+                self.line(f"  br label %{pre}c\n{pre}c:\n  %any.{pre} = icmp slt i64 {start}, {stop}")
+                self.line(f"  br i1 %any.{pre}, label %{enter}, label %{out}\n{enter}:")
             with self.scope(writes) as inner:
                 depth = len(self.scopes) - 1
                 self.here()
@@ -762,9 +760,6 @@ class Kernel:
             pairs = zip(before, after, r.types, strict=True)
             results.append([self.op(f"phi {t} [ {b}, %{pre}c ], [ {a}, %{done} ]") for b, a, t in pairs])
         return results
-
-    def _name(self, stem: str, unique: str) -> str:
-        return f"%{stem}.{unique}"
 
     # ------------------------------------------------------------------ vector loops
     def _vector_loop(self, s: For) -> None:
