@@ -11,7 +11,7 @@ import numpy as np
 
 from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort
-from thermit.ir.types import BFLOAT16, BOOL, DType
+from thermit.ir.types import BFLOAT16, BOOL, FLOAT16, INT64, UINT8, UINT32, UINT64, DType
 
 Array = np.ndarray
 _COMBINE = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -29,16 +29,27 @@ def round_bfloat16(x: Array) -> Array:
 
 
 def cast(x: Array, source: DType, target: DType) -> Array:
-    """Conversion as PyTorch does it on x86: floats to integers truncate; out of range, the 64-bit (32-bit) pattern 0x80.. wraps."""
+    """Conversion as PyTorch does it on x86: half types through float32; floats to integers truncate, by way of the integer that the
+    processor converts to (32 bits, or 64 for uint8 and what is wider), whose value out of range is 0x80..0; uint64 in two halves."""
     if target is BOOL:
         return x != 0
     if target is BFLOAT16:
-        return round_bfloat16(x.astype(np.float32) if source.bits <= 32 or source.is_integer else x.astype(np.float32))
+        return round_bfloat16(x.astype(np.float32))
+    if target is FLOAT16:
+        return x.astype(np.float32).astype(np.float16)
     if source.is_float and target.is_integer:
-        wide = np.trunc(x.astype(np.float64))
-        inside = np.isfinite(wide) & (np.abs(wide) < 2.0**63)
-        return np.where(inside, np.where(inside, wide, 0).astype(np.int64), np.iinfo(np.int64).min).astype(target.numpy)
+        wide = x.astype(np.float64)
+        if target is UINT64:
+            upper = wide >= 2.0**63
+            return np.where(upper, _truncate(wide - 2.0**63, 64) ^ np.iinfo(np.int64).min, _truncate(wide, 64)).astype(np.uint64)
+        return _truncate(wide, 64 if target in (UINT8, UINT32, INT64) else 32).astype(target.numpy)
     return x.astype(target.numpy)
+
+
+def _truncate(x: Array, bits: int) -> Array:
+    limit = 2.0 ** (bits - 1)
+    inside = (np.trunc(x) >= -limit) & (np.trunc(x) < limit)
+    return np.where(inside, np.where(inside, x, 0).astype(np.int64), -(2 ** (bits - 1)))
 
 
 def bitcast(x: Array, source: DType, target: DType) -> Array:
@@ -91,6 +102,19 @@ def _scatter(node: Node, args: Sequence[Array]) -> Array:
     return out
 
 
+def _fma(x: Array, y: Array, z: Array) -> Array:
+    """x * y + z rounded once (float64: the exact product as two numbers, summed in long double, so twice at worst)."""
+    if x.dtype != np.float64:
+        return (x.astype(np.float64) * y + z).astype(x.dtype) if x.dtype == np.float32 else x * y + z
+    product = x * y
+    split_x, split_y = (np.float64(134217729.0) * a for a in (x, y))  # 2^27 + 1: halves of 26 bits
+    high_x, high_y = split_x - (split_x - x), split_y - (split_y - y)
+    low_x, low_y = x - high_x, y - high_y
+    error = low_x * low_y - (((product - high_x * high_y) - low_x * high_y) - high_x * low_y)
+    error = np.where(np.isfinite(error), error, 0.0)
+    return (product.astype(np.longdouble) + z + error).astype(np.float64)
+
+
 def evaluate(node: Node, args: Sequence[Array]) -> Array:
     """The array that a node (not input, call, result, loop) means for the arrays of its args."""
     prim, dtype = node.prim, node.dtype
@@ -106,8 +130,7 @@ def evaluate(node: Node, args: Sequence[Array]) -> Array:
             case "bitcast":
                 return bitcast(args[0], node.args[0].dtype, dtype)
             case "fma":
-                x, y, z = (a.astype(np.longdouble) for a in args)
-                return (x * y + z).astype(dtype.numpy)  # exact for float32; for float64 rounded twice, seldom differing
+                return _fma(*args)
             case "gather":
                 return args[0][_positions(node, args[0].shape, args[1:])]
             case "scatter":
