@@ -58,7 +58,7 @@ def round_to(value: float, dtype: DType) -> float:
     digits, least, limit = {"float32": (24, -149, 128), "bfloat16": (8, -133, 128), "float16": (11, -24, 16)}[dtype.name]
     _, exponent = math.frexp(value)
     step = max(exponent - digits, least)
-    rounded = math.ldexp(round(math.ldexp(value, -step)), step) if -1000 < step else math.copysign(0.0, value)
+    rounded = math.ldexp(round(math.ldexp(value, -step)), step) if step > -1000 else math.copysign(0.0, value)
     if rounded == 0:
         return math.copysign(0.0, value)
     return math.copysign(math.inf, value) if abs(rounded) >= math.ldexp(1.0, limit) else rounded

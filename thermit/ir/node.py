@@ -26,7 +26,7 @@ _lock = threading.Lock()
 class Node:
     """An application of a primitive.  Make it with `ir.build`, which gives canonical form; compare with `is`."""
 
-    __slots__ = ("prim", "args", "attrs", "type", "__weakref__")
+    __slots__ = ("__weakref__", "args", "attrs", "prim", "type")
     prim: Prim
     args: tuple[Node, ...]
     attrs: Any

@@ -40,7 +40,7 @@ class Slot:
 class Value:
     """A constant: bool, int or float.  Equality is by bits and type: 0.0 is not -0.0, 1 is not True, nan is nan."""
 
-    __slots__ = ("value", "key")
+    __slots__ = ("key", "value")
 
     def __init__(self, value: bool | int | float) -> None:
         self.value = value
