@@ -9,10 +9,10 @@ PyTorch's decomposition and, failing that, records a call.  Shape and dtype must
 The idea: one function under `@lower(overload, ...)` is all there is to an operation.  In-place and `out=` variants follow
 from the schemas and are never registered.  Complex operands are declined here, before a row is asked.
 
-    @lower(aten.leaky_relu.default)
-    def leaky_relu(x: Node, negative_slope: float = 0.01) -> Lowered:
-        a, = operands(x, kind="float")
-        return rounded(b.where(b.gt(a, 0), a, b.mul(a, negative_slope)), x.dtype)
+    @lower(aten.leaky_relu.default, floats=True)
+    def leaky_relu(self: Node, negative_slope: Number = 0.01) -> Node:
+        (x,) = operands(self)
+        return rounded(b.where(b.gt(x, 0), x, b.mul(x, negative_slope)), self.dtype)
 
 Types.  Three dtypes matter in a row: that of an operand, the *common* dtype of all operands (`result_type`, PyTorch's three
 categories: tensors with axes, 0-d tensors, Python numbers), and the *compute* dtype (`compute_dtype`: float32 for bfloat16 and
@@ -47,16 +47,21 @@ TORCH_OF: dict[DType, torch.dtype] = {dtype: getattr(torch, name) for name, dtyp
 class Lowering:
     """One row: the overload, the function that builds its value, and samples of its own for the tests where no OpInfo has any.
 
+    `floats`: eager has the operation for floating-point operands only; others are declined, so that its own error is raised.
     `samples(dtype)` yields `(args, kwargs)` of real tensors.
     """
 
     op: OpOverload
     function: Function
+    floats: bool = False
     samples: Callable[[torch.dtype], Iterator[tuple[tuple[Any, ...], dict[str, Any]]]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Lowered:
         """The value(s) of the call, or NotImplemented."""
-        if any(node.dtype.is_complex for node in nodes_in((*args, *kwargs.values()))) or any(isinstance(a, complex) for a in args):
+        nodes = list(nodes_in((*args, *kwargs.values())))
+        if any(node.dtype.is_complex for node in nodes) or any(isinstance(a, complex) for a in (*args, *kwargs.values())):
+            return NotImplemented
+        if self.floats and not nodes[0].dtype.is_float:
             return NotImplemented
         return self.function(*args, **kwargs)
 
@@ -64,13 +69,13 @@ class Lowering:
 TABLE: dict[OpOverload, Lowering] = {}
 
 
-def lower(*overloads: OpOverload, samples: Callable[..., Any] | None = None) -> Callable[[Function], Function]:
+def lower(*overloads: OpOverload, floats: bool = False, samples: Callable[..., Any] | None = None) -> Callable[[Function], Function]:
     """Registers the function below as the lowering of these overloads: the only registration there is."""
 
     def register(function: Function) -> Function:
         for overload in overloads:
             assert overload not in TABLE, f"two lowerings of {overload}"
-            TABLE[overload] = Lowering(overload, function, samples)
+            TABLE[overload] = Lowering(overload, function, floats, samples)
         return function
 
     return register
