@@ -11,6 +11,7 @@ Params of the native function, in order: `loads`, then `stores` (LoopProgram mem
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -106,3 +107,18 @@ def schedule_text(schedule: Schedule) -> str:
             lines.append(f"    {step.why}")
     lines += [f"stored {r.node!r}: {r.reason}" for r in schedule.refused]
     return "\n".join(lines) + "\n"
+
+
+def match(shape: Shape, domain: Shape, free: Sequence[int]) -> tuple[int | None, ...] | None:
+    """For each axis of `shape` the domain axis that it runs over (None: size 1), such that every axis in `free` is used; None if
+    it does not fit.
+
+    >>> match((8, 1), (8, 4), [0])
+    (0, None)
+    """
+    axes = [a for a in free if domain[a] != 1]
+    sizes = [n for n in shape if n != 1]
+    if sizes != [domain[a] for a in axes]:
+        return None
+    place = iter(axes)
+    return tuple(None if n == 1 else next(place) for n in shape)

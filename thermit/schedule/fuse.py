@@ -1,0 +1,332 @@
+"""Fusion: which values are stored, and which stores share a kernel.
+
+What comes in: a graph.  What goes out: a `Schedule` of kernels and calls in an order that respects data, effects and updates.
+
+    wanted    what must be in memory anyhow: outputs, updates, arguments of calls, scatters
+    absorbed  a wanted value that another kernel computes on its way is written by that kernel
+    stored    what a rule takes out of a kernel; each such decision is a Refusal with its reason
+
+Kernels are grown from the consumers down: a root pulls in everything below it until a leaf.  A reduction stays inside if the
+loops of the kernel compute it once per element (see trace.py); it is stored if it would be computed again and again, if its rows
+run across those of the others, or if two kernels need it.  Whenever a rule stores a value, the kernels are grown again; every
+rule only ever adds to what is stored, so this ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thermit.ir import prims as p
+from thermit.ir.node import Graph, Node, toposort, users
+from thermit.ir.types import Shape, contiguous_strides
+from thermit.schedule.group import Group, Root
+from thermit.schedule.kernel import Refusal, Schedule, match
+from thermit.schedule.order import arrange
+from thermit.schedule.split import split
+from thermit.schedule.trace import Labels, Trace, trace
+
+# Limits and costs, in "operations on one element" where nothing else is said.
+LIMIT_NODES = 400  # of one kernel: above, compile time leaves the milliseconds and registers spill
+LIMIT_LOADS = 40  # buffers that one kernel reads: pointers and streams
+COSTLY = frozenset(
+    (p.EXP, p.EXP2, p.EXPM1, p.LOG, p.LOG2, p.LOG10, p.LOG1P, p.SIN, p.COS, p.TAN, p.ASIN, p.ACOS, p.ATAN, p.SINH, p.COSH, p.TANH, p.ASINH, p.ACOSH,
+     p.ATANH, p.ERF, p.ERFC, p.SIGMOID, p.POW, p.ATAN2, p.HYPOT)
+)  # fmt: skip
+COST_COSTLY, COST_DIVIDE = 10, 4
+COST_SHARED = 24  # a value that two kernels need is stored from here on: a write and two reads of memory cost about as much
+COST_ROW = 8  # a value that two loops over a row need is kept from here on: a write and a read of L1
+ROW_BYTES = 256 << 10  # row buffers of one kernel, on the stack and in L2
+SMALL_ELEMS = 16 << 10  # below, one core does it before a second could be woken
+SPLIT_ELEMS = 64 << 10  # a reduction of more elements into few is done in two kernels, so that cores share it
+SPLIT_PARTS = 64
+
+
+def cost_of(node: Node) -> int:
+    """Operations of one element of a map."""
+    if node.prim in COSTLY:
+        return COST_COSTLY
+    return COST_DIVIDE if node.prim in (p.DIV, p.SQRT, p.REM) else 1
+
+
+class Fusion:
+    """The decisions about one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.order = toposort(graph.roots)
+        self.readers = users(self.order)
+        self.strides = dict(zip(graph.inputs, graph.strides, strict=True))  # of inputs and results
+        self.refused: dict[Node, str] = {}
+        self.stored: dict[Node, None] = {}  # hard: a leaf for every kernel but its own
+        self.apart: set[Node] = set()  # wanted values that are not absorbed and absorb nothing
+        self.roots: list[Root] = []
+        self.outputs_of_calls: dict[Node, int] = {}
+        self.want()
+
+    # ------------------------------------------------------------------ what must be stored
+    def want(self) -> None:
+        for node in self.order:
+            if node.prim is p.CALL:
+                self.want_arguments(node)
+            elif node.prim is p.RESULT:
+                self.strides[node] = tuple(node.args[0].attrs.results[node.attrs.index][1])
+        for j, output in enumerate(self.graph.outputs):
+            node = output.value
+            handed = node.prim is p.RESULT and node not in self.outputs_of_calls and _same(self.strides[node], output.strides, node.shape)
+            if handed:
+                self.outputs_of_calls[node] = j
+            else:
+                self.roots.append(Root(node, output.strides, "output", j))
+        for update in self.graph.updates:
+            if update.value is not self.graph.inputs[update.input]:
+                self.roots.append(Root(update.value, self.graph.strides[update.input], "update", update.input))
+        for node in self.order:
+            if node.prim is p.SCATTER:
+                self.store(node, "a scatter writes here and there")
+
+    def want_arguments(self, call: Node) -> None:
+        for k, node in enumerate(call.args):
+            if node.prim is p.CALL:
+                continue
+            strides = tuple(call.attrs.strides[k])
+            known = self.strides.get(node)
+            if known is not None and _same(known, strides, node.shape):
+                continue
+            if all(r.node is not node or r.strides != strides for r in self.roots):
+                self.roots.append(Root(node, strides))
+
+    def store(self, node: Node, reason: str) -> None:
+        """From now on `node` is a buffer."""
+        if node in self.stored:
+            return
+        self.stored[node] = None
+        if all(r.node is not node for r in self.roots):
+            self.roots.append(Root(node, contiguous_strides(node.shape)))
+            self.refused[node] = reason
+
+    # ------------------------------------------------------------------ growing
+    def grow(self) -> list[Group]:
+        """Kernels for all roots, grown until no rule stores anything more."""
+        self.cut_large()
+        while True:
+            before = len(self.stored) + len(self.apart)
+            groups = self.grow_once()
+            if len(self.stored) + len(self.apart) == before:
+                self.store_shared(groups)
+            if len(self.stored) + len(self.apart) == before:
+                return groups
+
+    def grow_once(self) -> list[Group]:
+        place = {node: k for k, node in enumerate(self.order)}
+        pending = sorted(self.roots, key=lambda r: -place.get(r.node, -1))
+        wanted = {r.node for r in self.roots}
+        groups: list[Group] = []
+        done: set[Root] = set()
+        for root in pending:
+            if root in done:
+                continue
+            group = self.group(root, wanted, {r.node for r in done})
+            done.update(group.roots)
+            groups.append(group)
+        return self.join(groups)
+
+    def group(self, root: Root, wanted: set[Node], taken: set[Node]) -> Group:
+        """The kernel that computes `root`, with what it absorbs."""
+        if root.node.prim is p.SCATTER and root.node in taken:  # stands in memory once: this is a copy
+            return Group([root], Trace([], [], leaves={root.node: None}), reads={root.node})
+        absorbed: dict[Node, None] = {}
+        declined: set[Node] = set()
+        alone = root.node in self.apart
+
+        def leaf(node: Node, labels: Labels, so_far: Trace) -> bool:
+            if node.prim in (p.INPUT, p.RESULT) or node in self.stored:
+                return True
+            if node in declined:
+                return True
+            if node in wanted and node not in absorbed:
+                if alone or node in self.apart or node in taken or not self.joins(node, labels, so_far, root):
+                    declined.add(node)
+                    return True
+                absorbed[node] = None
+            return node.prim.kind == "reduce" and self.refuses(node, labels, so_far, root)
+
+        found = self.trace_root(root.node, leaf)
+        group = Group([root], found)
+        group.roots += [r for r in self.roots if r is not root and r.node in absorbed and r.node not in taken]
+        if root.node.prim is not p.SCATTER:
+            group.roots += [r for r in self.roots if r is not root and r.node is root.node]
+        group.reads = set(found.leaves)
+        self.check_alignment(group)
+        self.set_rows(group)
+        return group
+
+    def trace_root(self, node: Node, leaf: Any) -> Trace:
+        if node.prim is p.SCATTER:
+            start = Trace([], [])
+            for arg in dict.fromkeys(node.args):
+                labels = tuple(start.variable(n, 0) if n != 1 else 0 for n in arg.shape)
+                if leaf(arg, labels, start):
+                    start.leaves[arg] = None
+                else:
+                    trace(arg, leaf, start, labels)
+            return start
+        return trace(node, leaf)
+
+    def joins(self, node: Node, labels: Labels, so_far: Trace, root: Root) -> bool:
+        """Whether a wanted value can be written by the kernel that needs it at these labels: over the whole domain, or a row."""
+        if root.node.prim is p.SCATTER or node.prim.kind == "scan":
+            return False
+        rank = len(root.node.shape)
+        bare = [label for label, n in zip(labels, node.shape, strict=True) if n != 1]
+        in_domain = all(label and not label & (label - 1) and label < 1 << rank for label in bare)
+        return in_domain and bare == sorted(set(bare)) and so_far.trips(sum(bare)) == node.type.numel
+
+    def refuses(self, node: Node, labels: Labels, so_far: Trace, root: Root) -> bool:
+        """Whether a reduction is stored instead of computed inside; if so it says why."""
+        mask = so_far.closed(labels)
+        trips, numel = so_far.trips(mask), node.type.numel
+        inner = node.args[0].type.numel
+        domain = root.node.type.numel
+        if root.node.prim is p.SCATTER and inner > numel:
+            self.store(node, "a scatter computes its values one by one")
+        elif trips > max(numel, 1) * 5 // 4 and (trips // max(numel, 1) - 1) * inner > SMALL_ELEMS:
+            self.store(node, f"would be computed {trips / max(numel, 1):.0f} times")
+        elif so_far.trips(mask & ((1 << len(root.node.shape)) - 1)) < 4 and max(inner, domain) > SPLIT_ELEMS and domain > numel:
+            self.store(node, "few long rows: a kernel of its own lets cores share it")
+        return node in self.stored
+
+    def check_alignment(self, group: Group) -> None:
+        """Scans and checks run in the order of the domain; rows of reductions enclose each other.  What does not fit is stored."""
+        root, found = group.roots[0].node, group.trace
+        rank = len(root.shape)
+        identity = tuple(1 << a if n != 1 else 0 for a, n in enumerate(root.shape)) if root.prim is not p.SCATTER else None
+        along = 0
+        sets: list[int] = []
+        for node, visits in found.visits.items():
+            if node.prim.kind == "reduce":
+                for labels in visits:
+                    mask = found.closed(labels) & ((1 << rank) - 1)
+                    if any(mask & other not in (mask, other) for other in sets) and root.prim is not p.SCATTER:
+                        self.store(node, "its rows run across those of another reduction")
+                    sets.append(mask)
+        for node, visits in found.visits.items():
+            if node.prim.kind == "scan":
+                here = identity[node.attrs.axis] if identity is not None and visits == [identity] else 0
+                if node is not root and (not here or (along and along != here) or any(mask & here for mask in sets)):
+                    self.store(node, "a scan read out of its order")
+                along = along or here
+            elif node.prim is p.CHECK and node is not root and visits != [identity]:
+                self.store(node, "a check that part of the kernel would skip")
+        if root.prim.kind == "scan" and any(mask & (1 << root.attrs.axis) for mask in sets):
+            for node in found.visits:
+                if node.prim.kind == "reduce":
+                    self.store(node, "a scan runs along its rows")
+
+    def set_rows(self, group: Group) -> None:
+        root, found = group.roots[0].node, group.trace
+        domain = (1 << len(root.shape)) - 1 if root.prim is not p.SCATTER else 0
+        masks = {found.closed(labels) & domain for n, visits in found.visits.items() if n.prim.kind == "reduce" for labels in visits}
+        group.rows = sorted(masks, key=int.bit_count)
+        union = 0
+        for mask in masks:
+            union |= mask
+        axes = [a for a in range(len(root.shape)) if union >> a & 1]
+        for r in list(group.roots[1:]):  # an absorbed value must be a domain or a row of it
+            whole = r.node.type.numel == root.type.numel and match(r.node.shape, root.shape, range(len(root.shape))) is not None
+            if not whole and (not axes or match(r.node.shape, root.shape, axes) is None):
+                self.apart.add(r.node)
+                group.roots.remove(r)
+
+    # ------------------------------------------------------------------ joining side by side
+    def join(self, groups: list[Group]) -> list[Group]:
+        """Kernels over the same domain that read the same things become one."""
+        out: list[Group] = []
+        for group in groups:
+            root = group.roots[0]
+            host = None
+            for other in out:
+                if self.can_join(group, other):
+                    host = other
+                    break
+            if host is None or root.node in self.apart:
+                out.append(group)
+                continue
+            found = trace(root.node, lambda node, at, t, g=group: node in g.trace.leaves, host.trace,
+                          tuple(1 << a if n != 1 else 0 for a, n in enumerate(root.node.shape)))  # fmt: skip
+            host.roots += group.roots
+            host.reads = set(found.leaves)
+        return out
+
+    def can_join(self, group: Group, other: Group) -> bool:
+        a, b = group.roots[0].node, other.roots[0].node
+        if a.shape != b.shape or p.SCATTER in (a.prim, b.prim) or a in self.apart or b in self.apart:
+            return False
+        if any(m.prim.kind == "scan" for g in (group, other) for m in g.trace.visits):
+            return False
+        if group.rows != other.rows or len(group.roots) + len(other.roots) > 8:
+            return False
+        if not ((group.reads | set(group.trace.visits)) & (other.reads | set(other.trace.visits))):
+            return False
+        return len(group.trace.visits) + len(other.trace.visits) <= LIMIT_NODES and len(group.reads | other.reads) <= LIMIT_LOADS
+
+    # ------------------------------------------------------------------ rules over all kernels
+    def cut_large(self) -> None:
+        """Stores values so that no kernel has more nodes or loads than the limits."""
+        inside: dict[Node, int] = {}
+        reads: dict[Node, int] = {}
+        bit = {node: 1 << k for k, node in enumerate(self.order)}
+        for node in self.order:
+            if node.prim in (p.INPUT, p.RESULT, p.SCATTER, p.CALL):
+                inside[node], reads[node] = 0, bit[node]
+                continue
+            inside[node] = 0 if node.prim is p.CONST else bit[node]
+            reads[node] = 0
+            for arg in sorted(set(node.args), key=lambda a: (inside[a].bit_count(), bit[a])):
+                i, r = inside[node] | inside[arg], reads[node] | reads[arg]
+                if i.bit_count() > LIMIT_NODES or r.bit_count() > LIMIT_LOADS:
+                    self.store(arg, "the kernel would be too large")
+                    inside[arg], reads[arg] = 0, bit[arg]
+                    r = reads[node] | bit[arg]
+                    i = inside[node]
+                inside[node], reads[node] = i, r
+
+    def store_shared(self, groups: list[Group]) -> None:
+        """A reduction, or a costly value, that two kernels would compute is stored."""
+        counts: dict[Node, int] = {}
+        for group in groups:
+            for node in group.trace.visits:
+                counts[node] = counts.get(node, 0) + 1
+        own = {r.node for r in self.roots}
+        shared = {n for n, c in counts.items() if c > 1 and n not in own and n.prim.kind not in ("const", "iota")}
+        if not shared:
+            return
+        costs: dict[Node, int] = {}
+        for node in self.order:
+            if node in shared:
+                costs[node] = sum(costs.get(a, 0) for a in set(node.args)) + (cost_of(node) if node.prim.kind == "map" else 0)
+        for node in self.order:
+            if node not in shared:
+                continue
+            if node.prim.kind in ("reduce", "scan") or (node.prim is p.CHECK):
+                self.store(node, "several kernels read it")
+            elif costs[node] >= COST_SHARED and any(r not in shared for r in self.readers[node]):
+                self.store(node, "costly, and several kernels read it")
+
+
+def _same(a: Sequence[int], b: Sequence[int], shape: Shape) -> bool:
+    """Whether two strides mean the same for this shape."""
+    return all(n == 1 or s == t for s, t, n in zip(a, b, shape, strict=True)) or 0 in shape
+
+
+def fuse(graph: Graph, target: Any = None) -> Schedule:
+    """The schedule of a graph.  `target` is not read: what is stored does not depend on the machine."""
+    graph = split(graph)
+    fusion = Fusion(graph)
+    while True:
+        groups = fusion.grow()
+        steps, cycle = arrange(fusion, groups)
+        if steps is not None:
+            break
+        fusion.apart |= cycle
+    return Schedule(steps, tuple(Refusal(node, reason) for node, reason in fusion.refused.items()))

@@ -1,0 +1,30 @@
+"""Kernels under construction: data of `fuse` and `order`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from thermit.ir.node import Node
+from thermit.ir.types import Shape
+from thermit.schedule.trace import Trace
+
+
+@dataclass(slots=True, eq=False)
+class Root:
+    """A value that goes to memory."""
+
+    node: Node
+    strides: Shape
+    target: Literal["temp", "output", "update"] = "temp"
+    index: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A kernel under construction: its roots (the first has the largest domain) and the trace of them all."""
+
+    roots: list[Root]
+    trace: Trace
+    rows: list[int] = field(default_factory=list)  # sets of domain variables that reductions depend on, smallest first
+    reads: set[Node] = field(default_factory=set)

@@ -1,0 +1,193 @@
+"""The order of kernels and calls, and what may be written where.
+
+What comes in: groups of stores.  What goes out: steps in an order in which data is made before it is read, effects keep their
+order, and inputs are overwritten last: after every call and after every kernel that can stop the program or that reads them.
+An update that cannot be written by its kernel (others read the input at other places, or the value, or the kernel can stop) is
+stored first and copied at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thermit.ir import prims as p
+from thermit.ir.node import Node
+from thermit.ir.types import contiguous_strides
+from thermit.schedule.group import Group, Root
+from thermit.schedule.kernel import CallStep, Kernel, Load, Stored
+from thermit.schedule.rows import rows
+from thermit.schedule.trace import Trace
+
+Unit = Group | Node
+Steps = tuple[Kernel | CallStep, ...]
+
+
+def can_stop(group: Group) -> bool:
+    return any(n.prim in (p.GATHER, p.SCATTER, p.CHECK) for n in (*group.trace.visits, *(r.node for r in group.roots)))
+
+
+def _is_pointwise(group: Group, node: Node) -> bool:
+    """Whether the kernel reads `node` (an input) only at the index at which it writes."""
+    moved: set[Node] = set()
+    stack = [a for n in group.trace.visits if n.prim.kind != "map" for a in n.args]
+    while stack:
+        n = stack.pop()
+        if n not in moved:
+            moved.add(n)
+            if n in group.trace.visits:
+                stack += n.args
+    return node not in moved and all(r.node.shape == group.roots[0].node.shape for r in group.roots)
+
+
+class Arrangement:
+    """Groups and calls with what each of them needs."""
+
+    def __init__(self, fusion: Any, groups: list[Group]) -> None:
+        self.graph, self.strides = fusion.graph, fusion.strides
+        self.groups, self.copies = groups, []
+        self.calls: list[Node] = [n for n in fusion.order if n.prim is p.CALL]
+        self.handed: dict[Node, int] = fusion.outputs_of_calls
+        self.home: dict[Node, Root] = {}
+        self.find_homes()
+
+    def find_homes(self) -> None:
+        """Where each stored value is read from: a temp or an output, never an input that is updated."""
+        self.home.clear()
+        self.maker: dict[Node, Unit] = {}
+        for group in self.groups:
+            for root in group.roots:
+                self.maker.setdefault(root.node, group)
+                if root.target != "update":
+                    self.home.setdefault(root.node, root)
+
+    # ------------------------------------------------------------------ updates
+    def defer(self, group: Group, root: Root) -> None:
+        """The value goes to a buffer first (if it is not in one already) and is copied into the input at the end."""
+        group.roots.remove(root)
+        if all(r.node is not root.node for r in group.roots):
+            group.roots.insert(0, Root(root.node, contiguous_strides(root.node.shape)))
+        found = Trace([], [])
+        found.leaves[root.node] = None
+        self.copies.append(Group([root], found, reads={root.node}))
+        self.find_homes()
+
+    def settle_updates(self) -> None:
+        inputs = self.graph.inputs
+        changed = True
+        while changed:
+            changed = False
+            writers = [g for g in self.groups if any(r.target == "update" for r in g.roots)]
+            before: set[Unit] = set()
+            for unit in [*(g for g in self.groups if g not in writers), *self.calls]:
+                before |= self.below(unit)
+            for g in writers:
+                for r in [r for r in g.roots if r.target == "update"]:
+                    x = inputs[r.index]
+                    bad = g in before or can_stop(g) or (x in g.reads and not _is_pointwise(g, x))
+                    if bad or any(self.reads_too_late(g, other, x) for other in writers if other is not g):
+                        self.defer(g, r)
+                        changed = True
+
+    def reads_too_late(self, group: Group, other: Group, x: Node) -> bool:
+        """Whether `other` reads the input that `group` writes; two such kernels have no order in general."""
+        return x in other.reads
+
+    def needs(self, unit: Unit) -> list[Unit]:
+        reads = unit.args if isinstance(unit, Node) else unit.reads
+        out: list[Unit] = []
+        for node in reads:
+            if node.prim is p.RESULT:
+                out.append(node.args[0])
+            elif node.prim is p.CALL:
+                out.append(node)
+            elif node in self.maker and self.maker[node] is not unit:
+                out.append(self.maker[node])
+        return out
+
+    def below(self, unit: Unit) -> set[Unit]:
+        found: set[Unit] = set()
+        stack = self.needs(unit)
+        while stack:
+            u = stack.pop()
+            if u not in found:
+                found.add(u)
+                stack += self.needs(u)
+        return found
+
+    # ------------------------------------------------------------------ order
+    def sorted_units(self) -> tuple[list[Unit], set[Node]]:
+        """Units in order, or the wanted values of a cycle."""
+        previous: dict[Node, Node] = {}
+        effects = list(self.graph.effects)
+        for a, b in zip(effects, effects[1:], strict=False):
+            previous[b] = a
+        late = [g for g in self.groups if any(r.target == "update" for r in g.roots)]
+        out: list[Unit] = []
+        state: dict[Unit, int] = {}
+
+        def visit(start: Unit) -> set[Node]:
+            stack: list[tuple[Unit, list[Unit]]] = []
+
+            def push(unit: Unit) -> None:
+                state[unit] = 1
+                more = [previous[unit]] if isinstance(unit, Node) and unit in previous else []
+                stack.append((unit, self.needs(unit) + more))
+
+            push(start)
+            while stack:
+                unit, rest = stack[-1]
+                if not rest:
+                    state[unit] = 2
+                    out.append(unit)
+                    stack.pop()
+                    continue
+                below = rest.pop(0)
+                if state.get(below) == 1:
+                    return {r.node for u, _ in stack if isinstance(u, Group) and len(u.roots) > 1 for r in u.roots}
+                if below not in state:
+                    push(below)
+            return set()
+
+        for unit in [*effects, *reversed([g for g in self.groups if g not in late]), *self.calls, *late]:
+            if unit not in state and (cycle := visit(unit)):
+                return [], cycle
+        return out + self.copies, set()
+
+    # ------------------------------------------------------------------ steps
+    def load(self, node: Node) -> Load:
+        if node in self.strides:
+            return Load(node, self.strides[node])
+        return Load(node, self.home[node].strides)
+
+    def step(self, unit: Unit, number: int) -> Kernel | CallStep:
+        if isinstance(unit, Node):
+            arguments = []
+            for k, node in enumerate(unit.args):
+                if node.prim is not p.CALL:
+                    asked = tuple(unit.attrs.strides[k])
+                    arguments.append(Load(node, self.strides.get(node, asked) if node in self.strides and self.fits(node, asked) else asked))
+            results = [self.find_result(unit, k) for k in range(len(unit.attrs.results))]
+            return CallStep(unit, tuple(arguments), tuple(results))
+        stores = tuple(Stored(r.node, r.strides, r.target, r.index) for r in unit.roots)
+        loads = tuple(self.load(n) for n in unit.trace.leaves)
+        return Kernel(f"k{number}", stores, loads, rows(unit))
+
+    def fits(self, node: Node, asked: tuple[int, ...]) -> bool:
+        return all(n == 1 or a == b for a, b, n in zip(self.strides[node], asked, node.shape, strict=True))
+
+    def find_result(self, call: Node, k: int) -> int | None:
+        for node, output in self.handed.items():
+            if node.args[0] is call and node.attrs.index == k:
+                return output
+        return None
+
+
+def arrange(fusion: Any, groups: list[Group]) -> tuple[Steps | None, set[Node]]:
+    """The steps, or the wanted values that must be stored apart because their kernels wait for each other."""
+    arrangement = Arrangement(fusion, groups)
+    _, cycle = arrangement.sorted_units()
+    if cycle:
+        return None, cycle
+    arrangement.settle_updates()
+    units, _ = arrangement.sorted_units()
+    return tuple(arrangement.step(unit, k) for k, unit in enumerate(units)), set()

@@ -1,0 +1,144 @@
+"""How often each value of a kernel is needed: which loop variables its index depends on.
+
+What comes in: a root and the set of leaves.  What goes out: every value between them with its labels, one per axis: the variable
+that runs along it, none, or several (the axis is a mixture).  A reduction starts a variable for each of its axes.  No index
+arithmetic happens here: labels are enough to count how often a loop would compute a value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from thermit.ir import prims as p
+from thermit.ir.node import Node
+from thermit.ir.types import Shape
+
+Labels = tuple[int, ...]  # each a set of variables as a bit mask; 0: none
+
+
+@dataclass(slots=True)
+class Trace:
+    """What a root reaches.  Variables 0..rank-1 are the axes of the root's domain; `closure[v]` are all the variables whose loops
+    enclose v's, itself included."""
+
+    extents: list[int]
+    closure: list[int]
+    visits: dict[Node, list[Labels]] = field(default_factory=dict)
+    leaves: dict[Node, None] = field(default_factory=dict)
+    absorbed: dict[Node, Labels] = field(default_factory=dict)
+
+    def closed(self, labels: Labels) -> int:
+        """The variables of all loops around a value with these labels."""
+        mask = 0
+        for label in labels:
+            mask |= label
+        out, rest = mask, mask
+        while rest:
+            v = (rest & -rest).bit_length() - 1
+            out |= self.closure[v]
+            rest &= rest - 1
+        return out
+
+    def trips(self, mask: int) -> int:
+        """How often loops over these variables run their body."""
+        return math.prod(n for v, n in enumerate(self.extents) if mask >> v & 1)
+
+    def variable(self, extent: int, enclosing: int) -> int:
+        self.extents.append(extent)
+        self.closure.append(enclosing | 1 << (len(self.extents) - 1))
+        return 1 << (len(self.extents) - 1)
+
+
+def _reshaped(labels: Labels, shape: Shape, inner: Shape) -> Labels:
+    """Labels of `inner`, blocks of axes with the same product apart from each other."""
+    if 0 in shape:
+        return (0,) * len(inner)
+    outer = [(label, n) for label, n in zip(labels, shape, strict=True) if n != 1]
+    wanted = [k for k, n in enumerate(inner) if n != 1]
+    out = [0] * len(inner)
+    at = done = 0
+    while at < len(outer):
+        first, start = at, done
+        left, right = outer[at][1], inner[wanted[done]]
+        at, done = at + 1, done + 1
+        while left != right:
+            if left < right:
+                left, at = left * outer[at][1], at + 1
+            else:
+                right, done = right * inner[wanted[done]], done + 1
+        if at - first == 1 == done - start:
+            out[wanted[start]] = outer[first][0]
+        else:
+            mixed = 0
+            for label, _ in outer[first:at]:
+                mixed |= label
+            for k in wanted[start:done]:
+                out[k] = mixed
+    return tuple(out)
+
+
+def below(node: Node, labels: Labels, trace: Trace) -> list[tuple[Node, Labels]]:
+    """The args of a value with the labels at which it reads them."""
+    args, attrs, prim = node.args, node.attrs, node.prim
+    if prim.kind in ("map", "scan") or prim is p.CHECK:
+        return [(a, labels) for a in args]
+    match prim.name:
+        case "reshape":
+            return [(args[0], _reshaped(labels, node.shape, args[0].shape))]
+        case "permute":
+            inner = [0] * len(labels)
+            for k, axis in enumerate(attrs.order):
+                inner[axis] = labels[k]
+            return [(args[0], tuple(inner))]
+        case "expand":
+            return [(args[0], tuple(0 if n == 1 else label for label, n in zip(labels, args[0].shape, strict=True)))]
+        case "slice":
+            return [(args[0], tuple(0 if n == 1 else label for label, n in zip(labels, node.shape, strict=True)))]
+        case "pad":
+            return [(args[0], labels), (args[1], ())]
+        case "concat":
+            return [(a, labels) for a in args]
+    everything = 0
+    for label in labels:
+        everything |= label
+    match prim.name:
+        case "strided":
+            return [(args[0], (everything,))]
+        case "gather":
+            return [*((a, labels) for a in args[1:]), (args[0], (everything,) * args[0].type.ndim)]
+    assert prim.kind == "reduce", f"{node!r} inside a kernel"
+    enclosing, rest = trace.closed(labels), iter(labels)
+    x = args[0]
+    return [(x, tuple((trace.variable(n, enclosing) if n != 1 else 0) if a in attrs.axes else next(rest) for a, n in enumerate(x.shape)))]
+
+
+def trace(root: Node, leaf: Callable[[Node, Labels, Trace], bool], start: Trace | None = None, labels: Labels | None = None) -> Trace:
+    """Everything below the root.  `leaf(node, labels, trace)` says where to stop; the root itself is never one."""
+    if start is None:
+        start = Trace([], [])
+        labels = tuple(start.variable(n, 0) if n != 1 else 0 for n in root.shape)
+    assert labels is not None
+    stack: list[tuple[Node, Labels]] = [(root, labels)]
+    while stack:
+        node, at = stack.pop()
+        seen = start.visits.get(node)
+        if seen is not None and at in seen:
+            continue
+        if node is not root and leaf(node, at, start):
+            start.leaves[node] = None
+            continue
+        if node.prim.kind in ("input",) or node.prim is p.RESULT:
+            start.leaves[node] = None
+            continue
+        start.visits.setdefault(node, []).append(at)
+        if node.args:
+            stack += below(node, at, start)
+    return start
+
+
+def rows_of(trace_: Trace, reductions: Sequence[tuple[Node, Labels]], rank: int) -> list[int]:
+    """The sets of domain variables that the reductions depend on."""
+    domain = (1 << rank) - 1
+    return [trace_.closed(labels) & domain for _, labels in reductions]
