@@ -19,7 +19,7 @@ from thermit.errors import CompileError
 from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.ir.prims import Prim
-from thermit.ir.types import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT32, INT64, UINT32, DType
+from thermit.ir.types import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT32, INT64, UINT8, UINT32, UINT64, DType
 
 
 class Writer(Protocol):
@@ -395,12 +395,23 @@ def _nonzero(w: Writer, x: str, source: DType, lanes: int) -> str:
 
 
 def _to_integer(w: Writer, x: str, source: DType, target: DType, lanes: int) -> str:
-    """Truncates to the 32- or 64-bit integer that the processor converts to, then to the target.
+    """Truncates to the 32- or 64-bit integer that the processor converts to (out of range: 0x80..0), then to the target.
 
-    Converting straight to a narrow type would let LLVM saturate: out of range it may give anything.
+    Converting straight to a narrow type would let LLVM saturate: out of range it may give anything.  From float32, whose values
+    beyond 2^31 have no low byte, 32 bits do for uint8 too.  uint64: the upper half is moved down first, as compilers do.
     """
-    wide = INT32 if target.bits < 32 or target is INT32 else INT64
-    converted = w.op(f"fptosi {register_type(source, lanes)} {x} to {register_type(wide, lanes)}")
+    src, word = register_type(source, lanes), register_type(INT64, lanes)
+    if target is UINT64:
+        limit = constant(2.0**63, source, lanes)
+        upper = w.op(f"fcmp oge {src} {x}, {limit}")
+        down = w.op(f"fsub {src} {x}, {limit}")
+        moved = w.op(f"select {vector('i1', lanes)} {upper}, {src} {down}, {src} {x}")
+        converted = w.op(f"fptosi {src} {moved} to {word}")
+        top = w.op(f"select {vector('i1', lanes)} {upper}, {word} {constant(INT64.min, INT64, lanes)}, {word} {constant(0, INT64, lanes)}")
+        return w.op(f"xor {word} {converted}, {top}")
+    is_wide = target in (INT64, UINT32) or (target is UINT8 and source is FLOAT64)
+    wide = INT64 if is_wide else INT32
+    converted = w.op(f"fptosi {src} {x} to {register_type(wide, lanes)}")
     return cast(w, converted, wide, target, lanes)
 
 
