@@ -1,0 +1,327 @@
+"""Loops get their modes: which one is a vector loop, how wide, what is unrolled, what the parallel loop is.
+
+What comes in: a program of serial loops.  What goes out: the same program with, on each path from the outermost loop to the
+innermost, at most one vector loop; the parallel loop long enough to be shared between cores.
+
+The choice is by count: `Weigher` knows, for every loop, the values computed in its body (each in the outermost loop that its
+indices and locals allow) and how each load and store moves with each loop variable.  Step 1 and step 0 are one instruction a
+register, anything else one a lane.  The cheapest assignment is found from the leaves up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from thermit.ir import build
+from thermit.ir import prims as p
+from thermit.ir.node import Node, toposort
+from thermit.ir.types import INT64
+from thermit.loops.index import Indices, number
+from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
+
+SCALAR_REGISTER_BITS = 64
+UNROLL_EXTENT = 8  # serial loops of at most so many iterations are written out
+UNROLL_NODES = 160
+REGISTERS = 2  # a value of the widest type takes so many: enough to hide the latency of dependent operations
+PARALLEL_EXTENT = 32  # a parallel loop of fewer iterations is made longer from what is inside
+CHUNK_ELEMS = 4096  # of an inner vector loop, when it is shared between iterations of the parallel loop
+GATHER = 3.0  # cycles a lane of a gather or scatter
+CYCLE_NS = 0.3
+BYTE_NS = 0.08  # of memory that is streamed, on one core
+COSTS = {p.DIV: 5.0, p.SQRT: 6.0, p.REM: 20.0, p.WHERE: 1.0, p.CAST: 1.0, p.MIN: 2.0, p.MAX: 2.0}
+COST_COSTLY = 20.0  # exp, sin, ...: a polynomial and its range reduction
+COST_DOUBLE = 1.0
+
+
+class HasVectorBits(Protocol):
+    @property
+    def vector_bits(self) -> int: ...
+
+
+def operation_cost(node: Node) -> float:
+    """Cycles of one register of results."""
+    prim = node.prim
+    if prim.kind != "map":
+        return 0.0
+    found = COSTS.get(prim)
+    if found is not None:
+        return found if prim is not p.DIV or node.dtype.is_float else 25.0
+    return 1.0 if prim.fp or prim.integer or prim is p.BITCAST else COST_COSTLY
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A loop with what its body computes itself."""
+
+    loop: For
+    extent: int
+    nodes: set[Node]
+    stores: list[Store]
+    children: list[Work]
+    vector: bool = False
+    width: int = 1
+
+
+class Weigher:
+    """Costs of the loops of a program, serial and as vectors."""
+
+    def __init__(self, program: LoopProgram, vector_bits: int) -> None:
+        self.program, self.vector_bits = program, vector_bits
+        self.indices = Indices()
+        self.local_depth: dict[Node, int] = {}
+        top = For(program.index, program.extent, program.body)
+        self.path: list[Work] = []
+        self.row_names = {m.name for m in program.memories if m.role == "row"}
+        self.top = self.collect(top)
+        self.steps: dict[tuple[Node, Node], int | None] = {}
+
+    # ------------------------------------------------------------------ what is computed where
+    def collect(self, loop: For) -> Work:
+        extent = loop.extent if isinstance(loop.extent, int) else 64
+        work = Work(loop, extent, set(), [], [])
+        self.path.append(work)
+        depth = {w.loop.index: d for d, w in enumerate(self.path)}
+        for a in loop.accs:
+            depth[a.local] = self.local_depth[a.local] = len(self.path) - 1
+        roots: list[Node] = []
+        for s in loop.body:
+            if isinstance(s, For):
+                work.children.append(self.collect(s))
+                for a in s.accs:  # from here on the result, known in this loop
+                    self.local_depth[a.local] = len(self.path) - 1
+            elif isinstance(s, Store):
+                work.stores.append(s)
+                roots += [s.offset, s.value] if s.guard is None else [s.offset, s.value, s.guard]
+            else:
+                roots.append(s.ok)
+        for a in loop.accs:
+            roots += [a.value] if a.position is None else [a.value, a.position]
+        levels: dict[Node, int] = {}
+        for node in toposort(roots):
+            if node.prim is p.INDEX:
+                levels[node] = depth[node]
+            elif node.prim is p.LOCAL:
+                levels[node] = self.local_depth[node]
+            elif node.args:
+                level = levels[node] = max(levels[a] for a in node.args)
+                self.path[max(level, 0)].nodes.add(node)
+            else:
+                levels[node] = -1
+        self.path.pop()
+        return work
+
+    # ------------------------------------------------------------------ how things move
+    def step(self, offset: Node, index: Node) -> int | None:
+        """By how much an offset grows with a loop variable; None if not linearly."""
+        key = (offset, index)
+        if key not in self.steps:
+            terms = self.indices.form(offset)[1]
+            odd = any(a is not index and self.reads(a, index) for a in terms)
+            self.steps[key] = None if odd else terms.get(index, 0)
+        return self.steps[key]
+
+    def reads(self, atom: Node, index: Node) -> bool:
+        return bool(atom.args) and any(node is index for node in toposort([atom]))
+
+    def accesses(self, work: Work) -> Iterable[tuple[Node, int, bool]]:
+        """Offsets of loads and stores of a body, with the bits of the element and whether they are guarded."""
+        for node in work.nodes:
+            if node.prim is p.LOAD:
+                yield node.args[0], node.dtype.bits, len(node.args) > 1
+        for s in work.stores:
+            yield s.offset, s.value.dtype.bits, s.guard is not None
+
+    # ------------------------------------------------------------------ costs
+    def registers(self, bits: int, width: int) -> float:
+        return max(1.0, bits * width / self.vector_bits)
+
+    def own_cost(self, work: Work, index: Node | None, width: int) -> float:
+        """Cycles of what the body itself computes, once: on one index, or on `width` of them."""
+        total = 0.0
+        addresses = {node.args[0] for node in work.nodes if node.prim is p.LOAD} | {s.offset for s in work.stores}
+        for node in work.nodes:
+            if node not in addresses:
+                total += operation_cost(node) * (1.0 if index is None else self.registers(node.dtype.bits, width))
+        for offset, bits, guarded in self.accesses(work):
+            if index is None:
+                total += 1.0
+                continue
+            step = self.step(offset, index)
+            regular = step in (0, 1)
+            total += (self.registers(bits, width) if regular else GATHER * width) + (1.0 if guarded else 0.0)
+        for a in work.loop.accs:
+            bits = a.value.dtype.bits
+            total += (1.0 if a.combine not in (p.ARGMAX, p.ARGMIN) else 4.0) * (1.0 if index is None else self.registers(bits, width))
+        return total
+
+    def inside(self, work: Work, index: Node | None, width: int) -> float:
+        """One run of the loop, its index not the vector index."""
+        return work.extent * (1.0 + self.own_cost(work, index, width) + sum(self.inside(c, index, width) for c in work.children))
+
+    def width_for(self, work: Work) -> int:
+        bits, nodes = 8, 0
+        stack = [work]
+        while stack:
+            w = stack.pop()
+            stack += w.children
+            for node in w.nodes:
+                if node.prim is p.LOAD or (node.prim.kind == "map" and (node.dtype is not INT64 or self.is_data(node))):
+                    bits = max(bits, node.dtype.bits if node.prim is not p.LOAD or node.dtype.bits > 8 else 8)
+                    nodes += 1
+            for s in w.stores:
+                bits = max(bits, s.value.dtype.bits)
+        width = (REGISTERS if nodes < 96 else 1) * self.vector_bits // bits
+        while width > 2 and width // 2 >= work.extent:
+            width //= 2
+        return max(width, 2)
+
+    def is_data(self, node: Node) -> bool:
+        """Whether int64 arithmetic is on data and not on addresses."""
+        return any(a.prim is p.LOAD for a in node.args)
+
+    def can_vectorize(self, work: Work) -> bool:
+        stack = [work]
+        while stack:
+            w = stack.pop()
+            if any(a.combine is None for a in w.loop.accs) and w is work:
+                return False
+            if any(s.memory in self.row_names and not self.step(s.offset, work.loop.index) for s in w.stores):
+                return False
+            if any(self.writes_meet(s, work.loop.index) for s in w.stores):
+                return False
+            stack += w.children
+        return True
+
+    def writes_meet(self, s: Store, index: Node) -> bool:
+        """Whether two lanes may write one element, or a lane may read what another writes: then the order matters."""
+        return self.step(s.offset, index) in (0, None) and s.memory not in self.row_names
+
+    def best(self, work: Work, in_top: bool = False) -> float:
+        """Marks the loops of the subtree that become vectors; the cost of one run."""
+        serial = work.extent * (1.0 + self.own_cost(work, None, 1) + sum(self.best(c) for c in work.children))
+        if work.extent < 2 or not self.can_vectorize(work):
+            return serial
+        width = self.width_for(work)
+        body = self.own_cost(work, work.loop.index, width) + sum(self.inside(c, work.loop.index, width) for c in work.children)
+        vector = -(-work.extent // width) * (1.0 + body) + 4.0 + 12.0 * len(work.loop.accs)
+        if vector >= serial:
+            return serial
+        work.vector, work.width = True, width
+        return vector
+
+
+# ---------------------------------------------------------------------------------------------- rewriting
+def _node_count(work: Work) -> int:
+    return len(work.nodes) + sum(_node_count(c) for c in work.children)
+
+
+def _lanes(work: Work) -> int:
+    """Independent accumulators of a vector loop that combines: enough registers to hide the latency of the combination."""
+    lanes = 4
+    while lanes > 1 and work.extent < 2 * lanes * work.width:
+        lanes //= 2
+    return lanes if _node_count(work) <= 48 and not work.children else 1
+
+
+def _modes(work: Work, in_vector: bool) -> For:
+    inner = in_vector or work.vector
+    children = iter(work.children)
+    body = tuple(_modes(next(children), inner) if isinstance(s, For) else s for s in work.loop.body)
+    loop = replace(work.loop, body=body)
+    if work.vector and not in_vector:
+        lanes = _lanes(work)
+        accs = tuple(replace(a, lanes=lanes) if a.combine is not None else a for a in loop.accs)
+        return replace(loop, mode="vector", width=work.width, accs=accs)
+    small = isinstance(loop.extent, int) and loop.extent <= UNROLL_EXTENT and loop.extent * _node_count(work) <= UNROLL_NODES
+    vector_below = any(isinstance(s, For) and s.mode == "vector" for s in loop.body)
+    return replace(loop, mode="unroll") if small and not vector_below and loop.extent != 1 else loop
+
+
+def substitute(body: tuple[Stmt, ...], new: dict[Node, Node]) -> tuple[Stmt, ...]:
+    """The statements with nodes replaced; `new` grows to hold every node that was seen."""
+
+    def expression(root: Node) -> Node:
+        for node in toposort([root]):
+            if node not in new:
+                args = tuple(new[a] for a in node.args)
+                new[node] = node if args == node.args else Node(node.prim, args, node.attrs, node.type)
+        return new[root]
+
+    def acc(a: Acc) -> Acc:
+        return replace(a, init=expression(a.init), value=expression(a.value), position=None if a.position is None else expression(a.position))
+
+    def statement(s: Stmt) -> Stmt:
+        match s:
+            case Store():
+                return Store(s.memory, expression(s.offset), expression(s.value), None if s.guard is None else expression(s.guard))
+            case Check():
+                return Check(expression(s.ok))
+        extent = s.extent if isinstance(s.extent, int) else expression(s.extent)
+        inner = tuple(statement(t) for t in s.body)
+        return replace(s, extent=extent, body=inner, accs=tuple(acc(a) for a in s.accs))
+
+    return tuple(statement(s) for s in body)
+
+
+def _lengthen(program: LoopProgram) -> LoopProgram:
+    """A short parallel loop takes in the loop inside it, or pieces of it."""
+    while program.mode == "serial" and program.extent < PARALLEL_EXTENT and len(program.body) == 1:
+        (inner,) = program.body
+        if not isinstance(inner, For) or inner.accs or not isinstance(inner.extent, int):
+            break
+        whole = build.index("p" + program.index.attrs.name)
+        if inner.mode != "vector":
+            if inner.extent * program.extent == 0:
+                break
+            split = {program.index: build.div(whole, inner.extent), inner.index: build.rem(whole, inner.extent)}
+            program = replace(program, index=whole, extent=program.extent * inner.extent, body=substitute(inner.body, split))
+            continue
+        if program.extent == 1:
+            body = substitute(inner.body, {program.index: number(0)})
+            return replace(program, index=inner.index, extent=inner.extent, body=body, mode="vector", width=inner.width)
+        if inner.extent < 2 * CHUNK_ELEMS:
+            break
+        chunks = -(-inner.extent // CHUNK_ELEMS)
+        row, chunk = build.div(whole, chunks), build.rem(whole, chunks)
+        start = build.mul(chunk, CHUNK_ELEMS)
+        body = substitute(inner.body, {program.index: row, inner.index: build.add(inner.index, start)})
+        rest = build.sub(number(inner.extent), start)
+        piece = replace(inner, extent=build.minimum(rest, CHUNK_ELEMS), body=body)
+        return replace(program, index=whole, extent=program.extent * chunks, body=(piece,))
+    return program
+
+
+def tile(program: LoopProgram, target: HasVectorBits) -> LoopProgram:
+    """The program with vector, unrolled and parallel loops for the target."""
+    weigher = Weigher(program, target.vector_bits)
+    weigher.best(weigher.top)
+    top = _modes(weigher.top, False)
+    mode = "vector" if top.mode == "vector" else "serial"
+    return _lengthen(replace(program, body=top.body, mode=mode, width=top.width))
+
+
+def cost(program: LoopProgram) -> tuple[float, bool]:
+    """Estimated nanoseconds of the whole on one core, and whether the program contains a check."""
+    vector_bits = 256
+    weigher = Weigher(program, vector_bits)
+    cycles = _cycles(weigher, weigher.top, None, 1)
+    memory = sum(m.elems * m.dtype.itemsize for m in program.memories if m.role != "row")
+    return max(cycles * CYCLE_NS, memory * BYTE_NS), _has_check(program.body)
+
+
+def _cycles(weigher: Weigher, work: Work, index: Node | None, width: int) -> float:
+    loop = work.loop
+    trips: float = work.extent
+    if work is weigher.top and weigher.program.mode == "vector":
+        index, width = loop.index, weigher.program.width
+        trips = -(-trips // width)
+    elif loop.mode == "vector":
+        index, width = loop.index, loop.width
+        trips = -(-trips // width)
+    return trips * (1.0 + weigher.own_cost(work, index, width) + sum(_cycles(weigher, c, index, width) for c in work.children))
+
+
+def _has_check(body: tuple[Stmt, ...]) -> bool:
+    return any(isinstance(s, Check) or (isinstance(s, For) and _has_check(s.body)) for s in body)
