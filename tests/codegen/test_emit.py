@@ -1,0 +1,416 @@
+"""Every mode of For, statement, and kind of memory access, on programs written by hand, against numpy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.codegen.native import run
+from thermit.codegen.emit import emit
+from thermit.codegen.target import host_target, x86_target
+from thermit.ir import build as b
+from thermit.ir import prims as p
+from thermit.ir.node import Node
+from thermit.ir.types import BOOL, DTYPES, FLOAT32, FLOAT64, INT8, INT32, INT64, DType
+from thermit.loops.nest import Acc, Check, For, LoopProgram, Memory, Store
+
+i, j, k = b.index("i"), b.index("j"), b.index("k")
+SIZES = [0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 70]
+
+
+def c(value: int) -> Node:
+    return b.const(value, INT64)
+
+
+def f32(name: str, offset: Node, guard: Node | None = None) -> Node:
+    return b.load(name, FLOAT32, offset, guard)
+
+
+def one(name: str, dtype: DType, elems: int, role: str = "in", alias: tuple[str, ...] = ()) -> Memory:
+    return Memory(name, dtype, role, elems, alias)  # type: ignore[arg-type]
+
+
+def whole(memories: list[Memory], body: list, name: str = "kernel") -> LoopProgram:
+    """A program without parallelism."""
+    return LoopProgram(name, tuple(memories), b.index("p"), 1, tuple(body))
+
+
+def samples(n: int, dtype: DType = FLOAT32, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if dtype is BOOL:
+        return rng.integers(0, 2, n).astype(np.uint8)
+    return rng.integers(0, 100, n).astype(dtype.numpy) if dtype.is_integer else rng.standard_normal(n).astype(dtype.numpy)
+
+
+# ---------------------------------------------------------------------------------------------- modes and tails
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64, INT8, INT64, BOOL], ids=str)
+@pytest.mark.parametrize("mode,width", [("serial", 1), ("vector", 4), ("vector", 8), ("vector", 16)])
+def test_parallel_loop_at_every_tail(mode: str, width: int, dtype: DType) -> None:
+    for n in SIZES:
+        value = b.load("x", dtype, i)
+        value = b.not_(value) if dtype is BOOL else b.add(value, b.const(1, dtype))
+        program = LoopProgram("kernel", (one("x", dtype, n), one("o", dtype, n, "out")), i, n, (Store("o", i, value),), mode, width)  # type: ignore[arg-type]
+        x = samples(n, dtype)
+        out = np.full(n + 20, 7, x.dtype)
+        assert run(program, [x, out]) == 0
+        assert np.array_equal(out[:n], 1 - x if dtype is BOOL else x + 1)
+        assert (out[n:] == 7).all()
+
+
+def test_a_part_of_the_parallel_loop() -> None:
+    program = LoopProgram("kernel", (one("x", FLOAT32, 45), one("o", FLOAT32, 45, "out")), i, 45, (Store("o", i, b.neg(f32("x", i))),), "vector", 8)
+    x, out = samples(45), np.zeros(45, np.float32)
+    assert run(program, [x, out], 16, 32) == 0
+    assert np.array_equal(out, np.where((np.arange(45) >= 16) & (np.arange(45) < 32), -x, 0))
+    assert run(program, [x, out], 40, 45) == 0 and run(program, [x, out], 8, 8) == 0
+    assert np.array_equal(out[40:], -x[40:])
+
+
+@pytest.mark.parametrize("inner", [("serial", 1), ("unroll", 1), ("vector", 8), ("vector", 4)])
+@pytest.mark.parametrize("n", [0, 1, 5, 8, 12, 19])
+def test_inner_loop(inner: tuple[str, int], n: int) -> None:
+    rows, at = 3, b.add(b.mul(i, c(n)), j)
+    body = For(j, n, (Store("o", at, b.mul(f32("x", at), f32("y", j))),), *inner)  # type: ignore[arg-type]
+    program = LoopProgram("kernel", (one("x", FLOAT32, rows * n), one("y", FLOAT32, n), one("o", FLOAT32, rows * n, "out")), i, rows, (body,))
+    x, y, out = samples(rows * n), samples(n, seed=1), np.zeros(rows * n, np.float32)
+    assert run(program, [x, y, out]) == 0
+    assert np.array_equal(out.reshape(rows, n), x.reshape(rows, n) * y)
+
+
+@pytest.mark.parametrize("mode,width", [("serial", 1), ("vector", 8)])
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_an_extent_that_is_known_at_run_time(mode: str, width: int, lanes: int) -> None:
+    """Triangles: row i sums its first i elements."""
+    n = 45
+    total = b.local("t", FLOAT32)
+    acc = Acc(total, p.ADD, b.const(0.0, FLOAT32), f32("x", b.add(b.mul(i, c(n)), j)), lanes=lanes if mode == "vector" else 1)
+    loop = For(j, i, (), mode, width, (acc,))  # type: ignore[arg-type]
+    program = LoopProgram("kernel", (one("x", FLOAT32, n * n), one("o", FLOAT32, n, "out")), i, n, (loop, Store("o", i, total)))
+    x, out = samples(n * n, FLOAT64).round().astype(np.float32), np.zeros(n, np.float32)
+    assert run(program, [x, out]) == 0
+    assert np.array_equal(out, np.tril(x.reshape(n, n), -1).sum(1))
+
+
+def test_what_is_hoisted_is_there_when_the_loop_does_not_run() -> None:
+    square = b.mul(f32("y", c(0)), f32("y", c(0)))
+    total = b.local("t", FLOAT32)
+    loop = For(j, b.load("n", INT64, i), (), "vector", 8, (Acc(total, p.ADD, square, b.mul(square, f32("x", j))),))
+    program = LoopProgram("kernel", (one("x", FLOAT32, 20), one("y", FLOAT32, 1), one("n", INT64, 3), one("o", FLOAT32, 3, "out")), i, 3,
+                          (loop, Store("o", i, b.add(total, square))))  # fmt: skip
+    x, y, n, out = np.ones(20, np.float32), np.array([2], np.float32), np.array([0, 20, 3]), np.zeros(3, np.float32)
+    assert run(program, [x, y, n, out]) == 0
+    assert out.tolist() == [8, 88, 20]
+
+
+# ---------------------------------------------------------------------------------------------- accumulators
+_COMBINE = {p.ADD: np.add, p.MUL: np.multiply, p.MIN: np.minimum, p.MAX: np.maximum, p.AND: np.bitwise_and, p.OR: np.bitwise_or}
+_ACCUMULATED = [d for d in DTYPES.values() if not d.is_complex and not d.is_half]
+
+
+@pytest.mark.parametrize("dtype", _ACCUMULATED, ids=str)
+@pytest.mark.parametrize("mode,width,lanes", [("serial", 1, 1), ("unroll", 1, 1), ("vector", 8, 1), ("vector", 4, 3), ("vector", 8, 4)])
+def test_reductions(mode: str, width: int, lanes: int, dtype: DType) -> None:
+    """Of integers (floats with integer values: any order gives the same), at several sizes."""
+    prims = [q for q in _COMBINE if not (dtype.is_float and q in (p.AND, p.OR)) and not (dtype is BOOL and q in (p.ADD, p.MUL))]
+    for n in (1, 7, 8, 40, 67):
+        x = samples(n, dtype).round() % 3 + (0 if dtype is BOOL else 1)
+        x = (x % 2 if dtype is BOOL else x).astype(samples(1, dtype).dtype)
+        x[: n // 2] = x[0]
+        accs, stores = [], []
+        for m, q in enumerate(prims):
+            init = b.const(1 if q is p.MUL else 2 if dtype is not BOOL else 0, dtype)
+            accs.append(Acc(b.local(f"t{m}", dtype), q, init, b.load("x", dtype, j), lanes=lanes))
+            stores.append(Store("o", c(m), accs[-1].local))
+        loop = For(j, n, (), mode, width, tuple(accs))  # type: ignore[arg-type]
+        out = np.zeros(len(prims), x.dtype)
+        assert run(whole([one("x", dtype, n), one("o", dtype, len(prims), "out")], [loop, *stores]), [x, out]) == 0
+        with np.errstate(all="ignore"):
+            want = [_COMBINE[q].reduce(np.concatenate([[1 if q is p.MUL else 2 if dtype is not BOOL else 0], x]).astype(x.dtype), dtype=x.dtype) for q in prims]
+        assert np.array_equal(out, np.array(want, x.dtype)), (n, prims, out, want)
+
+
+@pytest.mark.parametrize("mode,width", [("serial", 1), ("vector", 8)])
+def test_extrema_of_special_values(mode: str, width: int) -> None:
+    accs = [Acc(b.local("hi", FLOAT32), p.MAX, b.const(-np.inf, FLOAT32), f32("x", j)), Acc(b.local("lo", FLOAT32), p.MIN, b.const(np.inf, FLOAT32), f32("x", j))]
+    for values in ([1, 2, np.nan, 3], [-np.inf] * 3, [np.inf, -np.inf], [np.nan] * 17, [-np.inf] * 20 + [np.nan]):
+        x, out = np.array(values, np.float32), np.zeros(2, np.float32)
+        loop = For(j, len(x), (), mode, width, tuple(accs))  # type: ignore[arg-type]
+        program = whole([one("x", FLOAT32, len(x)), one("o", FLOAT32, 2, "out")], [loop, Store("o", c(0), accs[0].local), Store("o", c(1), accs[1].local)])
+        assert run(program, [x, out]) == 0
+        assert np.array_equal(out, [x.max(), x.min()], equal_nan=True)
+
+
+def test_a_sum_keeps_the_sign_of_zero() -> None:
+    total = b.local("t", FLOAT32)
+    loop = For(j, 11, (), "vector", 8, (Acc(total, p.ADD, b.const(-0.0, FLOAT32), f32("x", j), lanes=2),))
+    out = np.ones(1, np.float32)
+    assert run(whole([one("x", FLOAT32, 11), one("o", FLOAT32, 1, "out")], [loop, Store("o", c(0), total)]), [np.full(11, -0.0, np.float32), out]) == 0
+    assert out[0] == 0 and np.signbit(out[0])
+
+
+@pytest.mark.parametrize("dtype", _ACCUMULATED, ids=str)
+@pytest.mark.parametrize("mode,width,lanes", [("serial", 1, 1), ("unroll", 1, 1), ("vector", 8, 1), ("vector", 4, 2)])
+def test_arguments_of_extrema(mode: str, width: int, lanes: int, dtype: DType) -> None:
+    rng = np.random.default_rng(3)
+    for n in (1, 3, 8, 9, 30, 67):
+        for trial in range(3):
+            x = rng.integers(0, 2 if dtype is BOOL else 5, n).astype(samples(1, dtype).dtype)
+            if dtype.is_float and trial:
+                x[rng.integers(0, n)] = np.nan if trial == 1 else -np.inf
+            if trial == 2:
+                x[:] = x[0] if not dtype.is_float else -np.inf
+            accs = [Acc(b.local(q.name, INT64), q, c(0), b.load("x", dtype, j), j, lanes) for q in (p.ARGMAX, p.ARGMIN)]
+            loop = For(j, n, (), mode, width, tuple(accs))  # type: ignore[arg-type]
+            out = np.full(2, -1, np.int64)
+            stores = [Store("o", c(m), a.local) for m, a in enumerate(accs)]
+            assert run(whole([one("x", dtype, n), one("o", INT64, 2, "out")], [loop, *stores]), [x, out]) == 0
+            assert out.tolist() == [x.argmax(), x.argmin()], x
+
+
+@pytest.mark.parametrize("mode,width", [("serial", 1), ("vector", 8)])
+def test_a_serial_loop_inside_a_vector_loop(mode: str, width: int) -> None:
+    """Column sums, products with a carried value (a scan), and the row of each column's largest element."""
+    rows, cols = 6, 21
+    total, running, best, count = b.local("t", FLOAT32), b.local("s", FLOAT32), b.local("m", INT64), b.local("n", INT64)
+    value = f32("x", b.add(b.mul(j, c(cols)), i))
+    accs = (
+        Acc(total, p.ADD, b.const(0.0, FLOAT32), value),
+        Acc(running, None, b.const(1.0, FLOAT32), b.add(b.mul(running, b.const(0.5, FLOAT32)), value)),
+        Acc(best, p.ARGMAX, c(0), value, j),
+        Acc(count, p.ADD, c(0), c(2)),
+    )
+    body = (For(j, rows, (Store("y", b.add(b.mul(j, c(cols)), i), running),), "serial", 1, accs),
+            Store("o", i, total), Store("q", i, running), Store("a", i, best), Store("b", i, count))  # fmt: skip
+    memories = (one("x", FLOAT32, rows * cols), one("o", FLOAT32, cols, "out"), one("q", FLOAT32, cols, "out"), one("a", INT64, cols, "out"),
+                one("b", INT64, cols, "out"), one("y", FLOAT32, rows * cols, "out"))  # fmt: skip
+    x = samples(rows * cols)
+    o, q, a, n, y = np.zeros(cols, np.float32), np.zeros(cols, np.float32), np.zeros(cols, np.int64), np.zeros(cols, np.int64), np.zeros(rows * cols, np.float32)
+    assert run(LoopProgram("kernel", memories, i, cols, body, mode, width), [x, o, q, a, n, y]) == 0  # type: ignore[arg-type]
+    grid, carried = x.reshape(rows, cols), np.ones(cols, np.float32)
+    sums = np.zeros(cols, np.float32)
+    for r in range(rows):
+        assert np.array_equal(y.reshape(rows, cols)[r], carried)
+        sums, carried = sums + grid[r], carried * np.float32(0.5) + grid[r]
+    assert np.array_equal(o, sums) and np.array_equal(q, carried) and np.array_equal(a, grid.argmax(0)) and (n == 2 * rows).all()
+
+
+@pytest.mark.parametrize("mode", ["serial", "unroll"])
+def test_a_scan_reads_what_it_carries(mode: str) -> None:
+    s = b.local("s", INT32)
+    value = b.add(s, b.load("x", INT32, j))
+    loop = For(j, 9, (Store("o", j, value),), mode, 1, (Acc(s, None, b.const(10, INT32), value),))  # type: ignore[arg-type]
+    x, out = samples(9, INT32), np.zeros(10, np.int32)
+    assert run(whole([one("x", INT32, 9), one("o", INT32, 10, "out")], [loop, Store("o", c(9), s)]), [x, out]) == 0
+    assert np.array_equal(out[:9], 10 + np.cumsum(x)) and out[9] == 10 + x.sum()
+
+
+# ---------------------------------------------------------------------------------------------- memory
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64, INT8, BOOL, INT64], ids=str)
+@pytest.mark.parametrize("width", [1, 4, 8])
+def test_strides_of_loads_and_stores(width: int, dtype: DType) -> None:
+    """Steps 1, 0, -1, 3, -2 from lane to lane, and offsets that are data, loaded and stored."""
+    n = 21
+    x = samples(3 * n, dtype)
+    indices = np.random.default_rng(0).permutation(n)
+    offsets = {"1": (b.add(i, c(2)), np.arange(n) + 2), "0": (c(5), np.full(n, 5)), "-1": (b.sub(c(n - 1), i), n - 1 - np.arange(n)),
+               "3": (b.mul(i, c(3)), 3 * np.arange(n)), "-2": (b.add(b.mul(i, c(-2)), c(2 * n)), 2 * n - 2 * np.arange(n)),
+               "data": (b.load("at", INT64, i), indices)}  # fmt: skip
+    mode = "vector" if width > 1 else "serial"
+    for name, (offset, positions) in offsets.items():
+        memories = (one("x", dtype, 3 * n), one("at", INT64, n), one("o", dtype, n, "out"), one("s", dtype, 3 * n, "out"))
+        body = [Store("o", i, b.load("x", dtype, offset))] + ([Store("s", offset, b.load("x", dtype, i))] if name != "0" else [])
+        out, scattered = np.zeros(n, x.dtype), np.zeros(3 * n, x.dtype)
+        assert run(LoopProgram("kernel", memories, i, n, tuple(body), mode, width), [x, indices, out, scattered]) == 0  # type: ignore[arg-type]
+        assert np.array_equal(out, x[positions]), name
+        want = np.zeros(3 * n, x.dtype)
+        if name != "0":
+            want[positions] = x[:n]
+        assert np.array_equal(scattered, want), name
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_flat_index_split_by_division(width: int) -> None:
+    """Where blocks are multiples of the width a quotient is uniform and a remainder has step 1; elsewhere both are data."""
+    for inner, n in ((16, 64), (16, 53), (5, 33), (24, 24 * 3)):
+        row, col = b.div(i, c(inner)), b.rem(i, c(inner))
+        value = b.add(f32("x", b.add(b.mul(col, c(7)), row)), f32("y", b.add(col, c(1))))
+        program = LoopProgram("kernel", (one("x", FLOAT32, 7 * inner + 7), one("y", FLOAT32, inner + 1), one("o", FLOAT32, n, "out")), i, n,
+                              (Store("o", i, value),), "vector" if width > 1 else "serial", width)  # fmt: skip
+        x, y, out, at = samples(7 * inner + 7), samples(inner + 1, seed=4), np.zeros(n, np.float32), np.arange(n)
+        assert run(program, [x, y, out]) == 0
+        assert np.array_equal(out, x[at % inner * 7 + at // inner] + y[at % inner + 1])
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64, INT8, BOOL], ids=str)
+@pytest.mark.parametrize("width", [1, 8])
+def test_guards(width: int, dtype: DType) -> None:
+    """Of loads (0 where they fail) and stores (nothing), varying and uniform, on every kind of access."""
+    n = 27
+    x, mask = samples(n, dtype, 5), samples(n, BOOL, 6)
+    on, off = b.load("m", BOOL, c(0)), b.not_(b.load("m", BOOL, c(0)))
+    varying = b.load("m", BOOL, i)
+    mask[0] = 1
+    values = [b.load("x", dtype, i, varying), b.load("x", dtype, i, on), b.load("x", dtype, i, off), b.load("x", dtype, c(3), varying),
+              b.load("x", dtype, b.sub(c(n - 1), i), varying), b.load("x", dtype, b.load("at", INT64, i), varying), b.load("x", dtype, c(3), off),
+              b.load("x", dtype, i, b.lt(i, c(5)))]  # fmt: skip
+    at = np.random.default_rng(1).permutation(n)
+    flag, zero = mask.astype(bool), np.zeros(n, x.dtype)
+    wants = [np.where(flag, x, 0), x, zero, np.where(flag, x[3], 0), np.where(flag, x[::-1], 0), np.where(flag, x[at], 0), zero, np.where(np.arange(n) < 5, x, 0)]
+    guards = [(varying, flag), (on, np.ones(n, bool)), (off, np.zeros(n, bool))]
+    memories = [one("x", dtype, n), one("m", BOOL, n), one("at", INT64, n)]
+    memories += [one(f"o{v}", dtype, n, "out") for v in range(len(values))] + [one(f"g{v}", dtype, n, "out") for v in range(len(guards))]
+    body = [Store(f"o{v}", i, value) for v, value in enumerate(values)] + [Store(f"g{v}", i, b.load("x", dtype, i), g) for v, (g, _) in enumerate(guards)]
+    outs, kept = [np.full(n, 9, x.dtype) for _ in values], [np.full(n, 9, x.dtype) for _ in guards]
+    mode = "vector" if width > 1 else "serial"
+    assert run(LoopProgram("kernel", tuple(memories), i, n, tuple(body), mode, width), [x, mask, at, *outs, *kept]) == 0  # type: ignore[arg-type]
+    for v, want in enumerate(wants):
+        assert np.array_equal(outs[v], want.astype(x.dtype)), v
+    for v, (_, holds) in enumerate(guards):
+        assert np.array_equal(kept[v], np.where(holds, x, 9).astype(x.dtype)), v
+
+
+@pytest.mark.parametrize("mode,width", [("serial", 1), ("vector", 8)])
+def test_a_load_sees_the_stores_before_it(mode: str, width: int) -> None:
+    """In one body, across loops, and through an alias; and not those after it."""
+    n = 19
+    before = f32("x", j)
+    doubled = b.add(f32("t", j), f32("t", j))
+    loops = [
+        For(j, n, (Store("t", j, b.mul(before, b.const(3.0, FLOAT32))), Store("o", j, doubled)), mode, width),  # type: ignore[arg-type]
+        For(j, n, (Store("x", j, b.add(doubled, before)), Store("y", j, before)), mode, width),  # type: ignore[arg-type]
+        For(j, n, (Store("z", j, b.add(f32("u", j), doubled)),), mode, width),  # type: ignore[arg-type]
+    ]
+    memories = [one("x", FLOAT32, n, "inout", ("u",)), one("u", FLOAT32, n), *[one(m, FLOAT32, n, "out") for m in "oyz"], one("t", FLOAT32, n, "row")]
+    x = samples(n)
+    start, (o, y, z) = x.copy(), np.zeros((3, n), np.float32)
+    assert run(whole(memories, loops), [x, x, o, y, z]) == 0
+    t = start * np.float32(3)
+    assert np.array_equal(o, t + t) and np.array_equal(x, t + t + start) and np.array_equal(y, x) and np.array_equal(z, x + (t + t))
+
+
+def test_a_value_read_before_a_loop_that_writes_it_is_read_again() -> None:
+    """x[0] is read, the loop adds it to x, and each iteration reads it anew."""
+    first = f32("x", c(0))
+    loop = For(j, 4, (Store("x", c(0), b.add(first, b.const(1.0, FLOAT32))),))
+    program = whole([one("x", FLOAT32, 1, "inout"), one("o", FLOAT32, 2, "out")], [Store("o", c(0), first), loop, Store("o", c(1), first)])
+    x, out = np.array([5], np.float32), np.zeros(2, np.float32)
+    assert run(program, [x, out]) == 0
+    assert out.tolist() == [5, 9] and x[0] == 9
+
+
+def test_rows_are_private_to_an_iteration() -> None:
+    n, cols = 4, 13
+    load = f32("x", b.add(b.mul(i, c(cols)), j))
+    body = (For(j, cols, (Store("t", j, b.mul(load, load)),), "vector", 8),
+            For(j, cols, (Store("o", b.add(b.mul(i, c(cols)), j), f32("t", b.sub(c(cols - 1), j))),), "vector", 8))  # fmt: skip
+    program = LoopProgram("kernel", (one("x", FLOAT32, n * cols), one("o", FLOAT32, n * cols, "out"), one("t", FLOAT32, cols, "row")), i, n, body)
+    x, out = samples(n * cols), np.zeros(n * cols, np.float32)
+    assert run(program, [x, out]) == 0
+    assert np.array_equal(out.reshape(n, cols), (x * x).reshape(n, cols)[:, ::-1])
+
+
+# ---------------------------------------------------------------------------------------------- checks
+@pytest.mark.parametrize("mode,width", [("serial", 1), ("vector", 8)])
+def test_a_failed_check_stops_and_masked_lanes_do_not_fail(mode: str, width: int) -> None:
+    n = 21
+    at = b.load("at", INT64, i)
+    body = (Check(b.and_(b.ge(at, 0), b.lt(at, n))), Store("o", i, f32("x", at)))
+    program = LoopProgram("kernel", (one("x", FLOAT32, n), one("at", INT64, n), one("o", FLOAT32, n, "out")), i, n, body, mode, width)  # type: ignore[arg-type]
+    x, good = samples(n), np.random.default_rng(0).permutation(n)
+    out = np.zeros(n, np.float32)
+    padded = np.concatenate([good, np.full(10, 1 << 40)])
+    assert run(program, [x, padded, out]) == 0
+    assert np.array_equal(out, x[good])
+    for bad_at, bad in ((0, -1), (20, n), (13, 1 << 60)):
+        wrong = good.copy()
+        wrong[bad_at] = bad
+        assert run(program, [x, wrong, out]) == 1
+
+
+def test_a_load_stays_behind_the_check_of_its_offset() -> None:
+    """x[at[i]] does not depend on j, yet it must not be read in front of the loop that holds the check."""
+    at = b.load("at", INT64, i)
+    body = (For(j, 5, (Check(b.and_(b.ge(at, 0), b.lt(at, 4))), Store("o", b.add(b.mul(i, c(5)), j), f32("x", at))), "vector", 4),)
+    program = LoopProgram("kernel", (one("x", FLOAT32, 4), one("at", INT64, 3), one("o", FLOAT32, 15, "out")), i, 3, body)
+    x, out = samples(4), np.zeros(15, np.float32)
+    assert run(program, [x, np.array([3, 0, 1]), out]) == 0
+    assert np.array_equal(out, np.repeat(x[[3, 0, 1]], 5))
+    assert run(program, [x, np.array([3, 1 << 50, 1]), out]) == 1
+
+
+_AT_THE_EDGE = """
+import ctypes, mmap, sys
+import numpy as np
+from tests.codegen.native import call, compiled
+from tests.codegen.test_emit import edge_programs
+libc = ctypes.CDLL(None, use_errno=True)
+page = mmap.PAGESIZE
+def fenced(nbytes):
+    '''nbytes that end (or start) where a page that may not be touched starts (ends)'''
+    area = mmap.mmap(-1, page * 3)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    for guard in (base, base + 2 * page):
+        assert libc.mprotect(ctypes.c_void_p(guard), page, 0) == 0
+    return area, base + page
+areas = []
+for program in edge_programs():
+    for at_end in (False, True):
+        pointers = []
+        for m in program.memories:
+            area, start = fenced(page)
+            areas.append(area)
+            nbytes = m.elems * m.dtype.itemsize
+            if m.name == "far":
+                pointers.append(16)
+                continue
+            pointers.append(start + page - nbytes if at_end else start)
+        for k in range(0, program.extent, max(program.width, 1)):
+            arrays = [type("P", (), {"ctypes": type("C", (), {"data": q})}) for q in pointers]
+            assert call(compiled(program), program.name, arrays, 0, program.extent) == 0
+            break
+print("ok", len(areas))
+"""
+
+
+def edge_programs() -> list[LoopProgram]:
+    """Programs whose memories end (and start) at a page that may not be touched; `far` may not be touched at all."""
+    programs = []
+    for dtype in (FLOAT32, FLOAT64, INT8, DTYPES["int16"], BOOL):
+        for n in (1, 3, 8, 13, 37):
+            backward, never = b.sub(c(n - 1), i), b.lt(i, c(0))
+            values = [b.load("x", dtype, i), b.load("x", dtype, backward), b.load("far", dtype, i, never), b.load("far", dtype, c(0), never),
+                      b.load("x", dtype, b.mul(i, c(2)), b.lt(b.mul(i, c(2)), c(n))), b.load("x", dtype, b.add(i, c(4)), b.lt(b.add(i, c(4)), c(n))),
+                      b.load("x", dtype, b.sub(i, c(4)), b.ge(i, c(4)))]  # fmt: skip
+            memories = [one("x", dtype, n), one("far", dtype, n), *[one(f"o{v}", dtype, n, "out") for v in range(len(values) + 2)]]
+            body = [Store(f"o{v}", i, value) for v, value in enumerate(values)]
+            body += [Store(f"o{len(values)}", backward, values[0]), Store(f"o{len(values) + 1}", b.add(i, c(4)), values[0], b.lt(b.add(i, c(4)), c(n)))]
+            body += [Store("far", i, values[0], never)]
+            for mode, width in (("serial", 1), ("vector", 8)):
+                programs.append(LoopProgram("kernel", tuple(memories), i, n, tuple(body), mode, width))  # type: ignore[arg-type]
+    return programs
+
+
+def test_nothing_is_touched_outside_of_memories() -> None:
+    """In a process of its own: a stray access would end it."""
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", _AT_THE_EDGE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith("ok"), done.stderr[-2000:]
+
+
+# ---------------------------------------------------------------------------------------------- text
+def test_nothing_outside_of_the_module_is_called() -> None:
+    """On any x86 level the assembly has no call but of the module's own helpers."""
+    from thermit.runtime.machine import MachineCode
+
+    for level in ("sse2", "sse4", "avx2", "avx512"):
+        target = x86_target(level)
+        for program in edge_programs()[:2]:
+            assembly = MachineCode(emit([program], target), target).assembly() if level != "avx512" else ""
+            assert "@PLT" not in assembly
+
+
+def test_equal_programs_give_equal_text() -> None:
+    program = edge_programs()[1]
+    assert emit([program], host_target()) == emit([program], host_target())
