@@ -1,0 +1,133 @@
+"""Makes thermit/codegen/coefficients.py: every polynomial of the mathematics, with its range and its error.
+
+    python tests/exhaustive/fit.py            all of them (minutes)
+    python tests/exhaustive/fit.py NAME ...   these; the others are kept
+
+A fit is a function, a weight that turns its error into an error of the result, an interval, a degree and a format.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import mpmath as mp
+from remez import Function, fit
+
+TARGET = Path(__file__).resolve().parents[2] / "thermit" / "codegen" / "coefficients.py"
+HEADER = '''"""The polynomials of the mathematics.  Made by tests/exhaustive/fit.py: change that, not this.
+
+Each comment: what is approximated, on which interval, and log2 of the largest weighted error (relative to the result unless it says otherwise).
+"""
+
+'''
+
+
+@dataclass(frozen=True)
+class Fit:
+    what: str
+    f: Function
+    weight: Function
+    low: float
+    high: float
+    degree: int
+    form: str = "float64"
+    exact: int | None = None
+
+
+def even(f: Function) -> Function:
+    """f as a function of z = x^2."""
+    return lambda z: f(mp.sqrt(z))
+
+
+LN2_HALF = float(mp.log(2) / 2) * 1.0005
+QUARTER = float(mp.pi / 4) * 1.001
+HALF = float(mp.pi / 2) * 1.001
+
+
+def log_rest(f: mp.mpf) -> mp.mpf:
+    return (mp.log1p(f) - f) / f**2
+
+
+def log_weight(f: mp.mpf) -> mp.mpf:
+    return f**2 / abs(mp.log1p(f))
+
+
+def erfc_root(k: int) -> tuple[Function, Function]:
+    """(erfc(x)^(1/k) - 1) / x and its weight: what its error is in erf."""
+    return lambda x: (mp.erfc(x) ** (mp.mpf(1) / k) - 1) / x, lambda x: k * mp.erfc(x) ** (1 - mp.mpf(1) / k) * x / mp.erf(x)
+
+
+def scaled_erfc(t: mp.mpf) -> mp.mpf:
+    """e^(x^2) erfc(x) where t = (x - 2) / (x + 2)."""
+    x = 2 * (1 + t) / (1 - t)
+    return mp.exp(x * x) * mp.erfc(x)
+
+
+FITS: dict[str, Fit] = {
+    "EXP_SINGLE": Fit("(e^r - 1 - r) / r^2", lambda r: (mp.expm1(r) - r) / r**2, lambda r: r**2 * mp.exp(-r), -LN2_HALF, LN2_HALF, 4, "float32"),
+    "LOG_SINGLE": Fit(
+        "(log(1 + f) - f + f^2 / 2) / f^3", lambda f: (log_rest(f) + 0.5) / f, lambda f: f * log_weight(f), -1 / 3, 1 / 3, 7, "float32"
+    ),
+    "EXPM1_SHORT": Fit("(e^r - 1) / r", lambda r: mp.expm1(r) / r, lambda r: r / mp.expm1(r), -LN2_HALF, LN2_HALF, 6),
+    "EXP_SHORT": Fit("e^r", mp.exp, lambda r: mp.exp(-r), -LN2_HALF, LN2_HALF, 6),
+    "EXP2_SHORT": Fit("2^r", lambda r: mp.mpf(2) ** r, lambda r: mp.mpf(2) ** -r, -0.5002, 0.5002, 6),
+    "LOG_SHORT": Fit("(log(1 + f) - f) / f^2", log_rest, log_weight, -1 / 3, 1 / 3, 9),
+    "LOG_MEDIUM": Fit("(log(1 + f) - f) / f^2", log_rest, log_weight, -1 / 3, 1 / 3, 13),
+    "SIN_SHORT": Fit("sin(r) / r in r^2", even(lambda r: mp.sin(r) / r), even(lambda r: r / mp.sin(r)), 0, HALF**2, 5),
+    "SIN_QUARTER_SHORT": Fit("sin(r) / r in r^2", even(lambda r: mp.sin(r) / r), even(lambda r: r / mp.sin(r)), 0, QUARTER**2, 3),
+    "COS_QUARTER_SHORT": Fit("cos(r) in r^2", even(mp.cos), even(lambda r: 1 / mp.cos(r)), 0, QUARTER**2, 4),
+    "ATAN_SHORT": Fit("atan(q) / q in q^2", even(lambda q: mp.atan(q) / q), even(lambda q: q / mp.atan(q)), 0, 1, 10),
+    "ASIN_SHORT": Fit("asin(s) / s in s^2", even(lambda s: mp.asin(s) / s), even(lambda s: s / mp.asin(s)), 0, 0.2501, 7),
+    "ERFCX_SHORT": Fit("e^(x^2) erfc(x) in (x - 2) / (x + 2)", scaled_erfc, lambda t: 1 / scaled_erfc(t), -1, 0.68, 12),
+    "ERFC_ROOT_SHORT": Fit("(erfc(x)^(1/8) - 1) / x", *erfc_root(8), 0, 3.93, 8),
+}
+
+
+def pieces(value: mp.mpf, skipped: int, width: int, count: int) -> list[float]:
+    """`count` pieces of `width` bits of a number below 1, after the first `skipped` bits."""
+    whole = int(mp.floor(value * mp.mpf(2) ** (skipped + width * count)))
+    mask = (1 << width) - 1
+    return [float(mp.mpf((whole >> (width * (count - 1 - k))) & mask) * mp.mpf(2) ** -(skipped + width * (k + 1))) for k in range(count)]
+
+
+EXACT: dict[str, tuple[str, list[float]]] = {
+    "TURN_PIECES": ("1 / (2 pi) from bit 18 on, 29 bits each", pieces(1 / (2 * mp.pi), 17, 29, 7)),
+}
+
+
+def kept() -> dict[str, tuple[str, str]]:
+    """The comment and the definition of each polynomial in the file as it is."""
+    found: dict[str, tuple[str, str]] = {}
+    if not TARGET.exists():
+        return found
+    lines = TARGET.read_text().splitlines()
+    for node in ast.parse(TARGET.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = (lines[node.lineno - 2], "\n".join(lines[node.lineno - 1 : node.end_lineno]))
+    return found
+
+
+def made(name: str, f: Fit) -> tuple[str, str]:
+    coefficients, error = fit(f.f, f.weight, f.low, f.high, f.degree, f.form, f.exact)
+    rows = "".join(f"    {c!r},\n" for c in coefficients)
+    return f"# {f.what} on [{f.low:.6g}, {f.high:.6g}]: 2^{error:.1f}", f"{name} = (\n{rows})"
+
+
+def main(names: list[str]) -> None:
+    old = kept()
+    out = [HEADER.rstrip() + "\n"]
+    for name, f in FITS.items():
+        text = made(name, f) if not names or name in names or name not in old else old[name]
+        print(name, text[0], flush=True)
+        out.append("\n".join(text) + "\n")
+    for name, (what, values) in EXACT.items():
+        rows = "".join(f"    {v!r},\n" for v in values)
+        out.append(f"# {what}\n{name} = (\n{rows})\n")
+    TARGET.write_text("\n".join(out))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,97 @@
+"""Expressions that the target has instructions for.
+
+    before    out[i] = (tanh(x[i]) * 2.0)
+    after     out[i] = (where((x[i] == 0.0), x[i], float32(div(...))) * 2.0)
+
+In: a loop program whose expressions use any map primitive.  Out: the same program in which every primitive has an LLVM spelling
+for its operands (`fp` or `integer` in ir/prims.py).  The one idea: a mathematical function is an expression like any other, so
+it is inlined, vectorised and shared with its neighbours by the same emitter.  Everything else of the program is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from thermit.codegen import single
+from thermit.codegen.target import Target
+from thermit.codegen.unfused import fma_without_instruction
+from thermit.errors import CompileError
+from thermit.ir import prims as p
+from thermit.ir.build import rebuild
+from thermit.ir.node import Node, toposort
+from thermit.ir.prims import Prim
+from thermit.ir.types import FLOAT32, DType
+from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
+
+Function = Callable[..., Node]
+
+MATHEMATICS: dict[DType, dict[Prim, Function]] = {
+    FLOAT32: {
+        p.EXP: single.exp, p.EXP2: single.exp2, p.EXPM1: single.expm1,
+        p.LOG: single.log, p.LOG2: single.log2, p.LOG10: single.log10, p.LOG1P: single.log1p,
+        p.SIN: single.sin, p.COS: single.cos, p.TAN: single.tan, p.ASIN: single.asin, p.ACOS: single.acos, p.ATAN: single.atan,
+        p.SINH: single.sinh, p.COSH: single.cosh, p.TANH: single.tanh, p.ASINH: single.asinh, p.ACOSH: single.acosh, p.ATANH: single.atanh,
+        p.ERF: single.erf, p.ERFC: single.erfc, p.SIGMOID: single.sigmoid,
+        p.POW: single.pow_, p.ATAN2: single.atan2, p.HYPOT: single.hypot,
+    },
+}  # fmt: skip
+
+
+class Legalizer:
+    """Rewrites expressions, each shared node once."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.legal: dict[Node, Node] = {}
+
+    def expression(self, root: Node) -> Node:
+        for node in toposort([root]):
+            if node not in self.legal:
+                self.legal[node] = self._node(rebuild(node, tuple(self.legal[a] for a in node.args)))
+        return self.legal[root]
+
+    def _node(self, node: Node) -> Node:
+        """The node, its args legal already, in primitives that have a spelling."""
+        if node.prim.kind != "map":
+            return node
+        kind = node.args[0].dtype
+        function = MATHEMATICS.get(kind, {}).get(node.prim)
+        if function is not None:
+            return self._without_fma(function(*node.args), node.args)
+        if node.prim in (p.CAST, p.BITCAST, p.WHERE) or (node.prim.fp if kind.is_float else node.prim.integer) is not None:
+            return self._without_fma(node, node.args)
+        raise CompileError(f"{node.prim} of {kind} has no code", advice="This is a fault of thermit's: please report it with explain().")
+
+    def _without_fma(self, root: Node, known: Iterable[Node]) -> Node:
+        """The expression with fused operations spelled out where the target has none; `known` are legal and stay."""
+        if self.target.has_fma:
+            return root
+        done = {node: node for node in toposort(known)}
+        for node in toposort([root]):
+            if node not in done:
+                args = tuple(done[a] for a in node.args)
+                done[node] = fma_without_instruction(*args) if node.prim is p.FMA else rebuild(node, args)
+        return done[root]
+
+    def _optional(self, root: Node | None) -> Node | None:
+        return None if root is None else self.expression(root)
+
+    def _acc(self, acc: Acc) -> Acc:
+        return replace(acc, init=self.expression(acc.init), value=self.expression(acc.value), position=self._optional(acc.position))
+
+    def statement(self, s: Stmt) -> Stmt:
+        match s:
+            case Store():
+                return replace(s, offset=self.expression(s.offset), value=self.expression(s.value), guard=self._optional(s.guard))
+            case Check():
+                return replace(s, ok=self.expression(s.ok))
+            case For():
+                extent = s.extent if isinstance(s.extent, int) else self.expression(s.extent)
+                return replace(s, extent=extent, body=tuple(map(self.statement, s.body)), accs=tuple(map(self._acc, s.accs)))
+
+
+def legalize(program: LoopProgram, target: Target) -> LoopProgram:
+    """The program in primitives that have a spelling on the target."""
+    legalizer = Legalizer(target)
+    return replace(program, body=tuple(map(legalizer.statement, program.body)))

@@ -1,0 +1,369 @@
+"""float32 mathematics.
+
+exp and log stay in float32 with compensated sums, so they fill whole vectors.  The others go through float64, where a plain
+formula with a short polynomial is right to 2^-28 or better before the one rounding at the end: half the lanes, but no
+compensation, no overflow and no denormals on the way.  Functions named `_wide` take and give float64 of that accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+
+from thermit.codegen import coefficients as c
+from thermit.codegen.arithmetic import (
+    Pair,
+    at_least,
+    at_most,
+    bits,
+    fast_two_sum,
+    is_odd,
+    magic,
+    negate_if_odd,
+    polynomial,
+    power_of_two,
+    round_with,
+    split_exponent,
+    two_sum,
+)
+from thermit.ir.build import abs_, add, and_, cast, copysign, div, eq, fma, ge, gt, like, lt, mul, ne, neg, not_, or_, round_, sqrt, sub, where
+from thermit.ir.node import Node
+from thermit.ir.types import FLOAT32, FLOAT64
+
+LOG2_E = 1 / math.log(2)
+LN2_HIGH = 0.693145751953125  # 16 bits of ln 2: its products with the exponents of float32 are exact
+LN2_LOW = 1.428606820309417e-06  # ln 2 - LN2_HIGH
+PI_LOW = 1.2246467991473532e-16  # pi - math.pi
+EXP_LEAST, EXP_MOST = -104.0, 89.0  # beyond: 0 and inf in float32
+HUGE = 2.0**40  # where a reduction with two constants of float64 stops being exact
+
+
+def wide(x: Node) -> Node:
+    return cast(x, FLOAT64)
+
+
+def narrow(x: Node) -> Node:
+    return cast(x, FLOAT32)
+
+
+# ---------------------------------------------------------------------------------------------- exp
+def exp(x: Node) -> Node:
+    """e^x to 0.55 ulp (0.77 where the result is denormal)."""
+    x = at_least(at_most(x, EXP_MOST), EXP_LEAST)
+    # 2^n reaches from 2^-150 to 2^128: it is applied as 2^(n + 100) * 2^-100, or 2^(n - 1) * 2, so that only the last product leaves the range
+    negative = lt(x, 0.0)
+    shift = where(negative, like(magic(FLOAT32, 127 + 100), x), like(magic(FLOAT32, 127 - 1), x))
+    shifted = fma(x, like(LOG2_E, x), shift)
+    n = sub(shifted, shift)
+    high = fma(n, like(-LN2_HIGH, x), x)
+    low = mul(n, -LN2_LOW)
+    r = add(high, low)
+    one, rest = fast_two_sum(like(1.0, x), high)
+    power = add(one, fma(mul(r, r), polynomial(r, c.EXP_SINGLE), add(rest, low)))
+    return mul(mul(power, power_of_two(shifted)), where(negative, like(2.0**-100, x), like(2.0, x)))
+
+
+def exp_wide(x: Node) -> Node:
+    """e^x, |x| < 700."""
+    n, shifted = round_with(x, LOG2_E, 1023)
+    r = fma(n, like(-math.log(2), x), x)
+    return mul(polynomial(r, c.EXP_SHORT), power_of_two(shifted))
+
+
+def expm1_wide(x: Node) -> Node:
+    """e^x - 1, small relative error also near 0, |x| < 700."""
+    n, shifted = round_with(x, LOG2_E, 1023)
+    r = fma(n, like(-math.log(2), x), x)
+    scale = power_of_two(shifted)
+    return fma(scale, mul(r, polynomial(r, c.EXPM1_SHORT)), sub(scale, 1.0))
+
+
+def exp2_wide(x: Node) -> Node:
+    """2^x, |x| < 1000."""
+    n, shifted = round_with(x, 1.0, 1023)
+    return mul(polynomial(sub(x, n), c.EXP2_SHORT), power_of_two(shifted))
+
+
+def exp2(x: Node) -> Node:
+    return narrow(exp2_wide(wide(at_least(at_most(x, 129.0), -151.0))))
+
+
+def expm1(x: Node) -> Node:
+    return where(eq(x, 0.0), x, narrow(expm1_wide(wide(at_least(at_most(x, EXP_MOST), -30.0)))))
+
+
+def sigmoid(x: Node) -> Node:
+    """1 / (1 + e^-x)."""
+    e = exp_wide(wide(neg(at_least(at_most(x, 30.0), EXP_LEAST))))
+    return narrow(div(like(1.0, e), add(e, 1.0)))
+
+
+def tanh(x: Node) -> Node:
+    w = wide(at_least(at_most(x, 10.0), -10.0))
+    e = expm1_wide(add(w, w))
+    return where(eq(x, 0.0), x, narrow(div(e, add(e, 2.0))))
+
+
+def sinh(x: Node) -> Node:
+    e = expm1_wide(wide(at_most(abs_(x), 91.0)))
+    return copysign(narrow(mul(add(e, div(e, add(e, 1.0))), 0.5)), x)
+
+
+def cosh(x: Node) -> Node:
+    e = exp_wide(wide(at_most(abs_(x), 91.0)))
+    return narrow(mul(add(e, div(like(1.0, e), e)), 0.5))
+
+
+# ---------------------------------------------------------------------------------------------- log
+def log_ends(x: Node, result: Node) -> Node:
+    """A logarithm's result, with -inf at 0, nan below, inf at inf, nan at nan."""
+    result = where(eq(x, math.inf), x, result)
+    return where(gt(x, 0.0), result, where(eq(x, 0.0), like(-math.inf, x), like(math.nan, x)))
+
+
+def normal(x: Node) -> Pair:
+    """x as a normal number times 2^shift."""
+    tiny = lt(x, 2.0**-126)
+    return where(tiny, mul(x, 2.0**23), x), where(tiny, like(-23.0, x), like(0.0, x))
+
+
+def log(x: Node) -> Node:
+    """ln x."""
+    scaled, shift = normal(x)
+    n, m = split_exponent(scaled, 2 / 3)
+    n, f = add(n, shift), sub(m, 1.0)
+    high, low = fast_two_sum(mul(n, LN2_HIGH), f)
+    square = mul(f, f)
+    error = fma(f, f, neg(square))
+    top = fma(square, like(-0.5, x), high)
+    rest = fma(square, like(-0.5, x), sub(high, top))
+    rest = fma(error, like(-0.5, x), add(rest, fma(n, like(LN2_LOW, x), low)))
+    rest = fma(mul(square, f), polynomial(f, c.LOG_SINGLE), rest)
+    return log_ends(x, add(top, rest))
+
+
+def _log_parts(x: Node) -> Pair:
+    """x > 0 in float32: exponent and ln of the mantissa, in float64."""
+    scaled, shift = normal(x)
+    n, m = split_exponent(scaled, 2 / 3)
+    f = wide(sub(m, 1.0))
+    return wide(add(n, shift)), fma(mul(f, f), polynomial(f, c.LOG_SHORT), f)
+
+
+def log2(x: Node) -> Node:
+    n, part = _log_parts(x)
+    return log_ends(x, narrow(fma(part, like(LOG2_E, part), n)))
+
+
+def log10(x: Node) -> Node:
+    n, part = _log_parts(x)
+    return log_ends(x, narrow(fma(n, like(math.log10(2), n), mul(part, 1 / math.log(10)))))
+
+
+def log1p_wide(x: Node) -> Node:
+    """ln(1 + x), -1 < x < 2^1000; small relative error also near 0."""
+    total = add(x, 1.0)
+    n, m = split_exponent(total, 2 / 3)
+    f = sub(m, 1.0)
+    # what adding 1 lost matters only near 0, where n is 0 and f may be replaced by x itself
+    f = where(eq(n, 0.0), x, f)
+    return fma(n, like(math.log(2), n), fma(mul(f, f), polynomial(f, c.LOG_SHORT), f))
+
+
+def log1p(x: Node) -> Node:
+    result = narrow(log1p_wide(wide(x)))
+    result = where(or_(eq(x, math.inf), eq(x, 0.0)), x, result)
+    return where(gt(x, -1.0), result, where(eq(x, -1.0), like(-math.inf, x), like(math.nan, x)))
+
+
+def asinh(x: Node) -> Node:
+    w = wide(abs_(x))
+    square = mul(w, w)
+    result = log1p_wide(add(w, div(square, add(sqrt(add(square, 1.0)), 1.0))))
+    return copysign(where(lt(abs_(x), math.inf), narrow(result), x), x)
+
+
+def acosh(x: Node) -> Node:
+    w = wide(x)
+    t = sub(w, 1.0)
+    result = narrow(log1p_wide(add(t, sqrt(mul(t, add(w, 1.0))))))
+    return where(lt(x, math.inf), where(ge(x, 1.0), result, like(math.nan, x)), x)
+
+
+def atanh(x: Node) -> Node:
+    w = wide(abs_(x))
+    result = narrow(mul(log1p_wide(div(add(w, w), sub(like(1.0, w), w))), 0.5))
+    result = where(lt(abs_(x), 1.0), result, where(eq(abs_(x), 1.0), like(math.inf, x), like(math.nan, x)))
+    return copysign(result, x)
+
+
+# ---------------------------------------------------------------------------------------------- pow
+def pow_(x: Node, y: Node) -> Node:
+    """|x|^y by 2^(y log2 |x|) in float64; signs and ends as C's pow."""
+    size = abs_(x)
+    scaled, shift = normal(size)
+    n, m = split_exponent(scaled, 2 / 3)
+    f = wide(sub(m, 1.0))
+    part = fma(mul(f, f), polynomial(f, c.LOG_MEDIUM), f)
+    exponent = mul(fma(part, like(LOG2_E, part), wide(add(n, shift))), wide(y))
+    return pow_ends(x, y, narrow(exp2_wide(at_least(at_most(exponent, 200.0), -200.0))))
+
+
+def pow_ends(x: Node, y: Node, result: Node) -> Node:
+    """x^y from result = |x|^y where x and y are finite and x is not 0: signs, 0, 1, inf and nan as in C."""
+    size = abs_(x)
+    half = mul(y, 0.5)
+    whole = eq(round_(y), y)
+    odd = and_(whole, ne(round_(half), half))  # of y finite: an infinite y is "even"
+    zero, infinite = like(0.0, x), like(math.inf, x)
+    grows = gt(y, 0.0)
+    result = where(eq(size, 0.0), where(grows, zero, infinite), result)
+    result = where(eq(size, math.inf), where(grows, infinite, zero), result)
+    # y infinite: by whether |x| is above or below 1
+    result = where(eq(abs_(y), math.inf), where(eq(size, 1.0), like(1.0, x), where(eq(gt(size, 1.0), grows), infinite, zero)), result)
+    negative = lt(copysign(like(1.0, x), x), 0.0)
+    result = where(and_(negative, odd), neg(result), result)
+    outside = and_(and_(lt(x, 0.0), not_(whole)), lt(size, math.inf))
+    result = where(or_(outside, or_(ne(x, x), ne(y, y))), like(math.nan, x), result)
+    return where(or_(eq(y, 0.0), eq(x, 1.0)), like(1.0, x), result)
+
+
+def hypot(x: Node, y: Node) -> Node:
+    """sqrt(x^2 + y^2); inf if either is infinite."""
+    a, b = wide(x), wide(y)
+    result = narrow(sqrt(fma(a, a, mul(b, b))))
+    return where(or_(eq(abs_(x), math.inf), eq(abs_(y), math.inf)), like(math.inf, x), result)
+
+
+# ---------------------------------------------------------------------------------------------- erf
+def erf(x: Node) -> Node:
+    """1 - g^8 with g = erfc^(1/8) a polynomial; beyond 3.93 it rounds to 1."""
+    size = abs_(x)
+    w = wide(at_most(size, 3.93))
+    root = polynomial(w, (1.0, *c.ERFC_ROOT_SHORT))
+    fourth = mul(mul(root, root), mul(root, root))
+    far = copysign(narrow(fma(neg(fourth), fourth, like(1.0, w))), x)
+    return where(lt(size, 2.0**-14), fma(x, like(2 / math.sqrt(math.pi) - 1, x), x), far)
+
+
+def erfc(x: Node) -> Node:
+    """e^(-x^2) times a polynomial for |x|; 2 minus that below 0."""
+    w = wide(at_most(abs_(x), 10.2))
+    t = div(sub(w, 2.0), add(w, 2.0))
+    part = mul(exp_wide(neg(mul(w, w))), polynomial(t, c.ERFCX_SHORT))
+    return narrow(where(lt(wide(x), 0.0), sub(like(2.0, part), part), part))
+
+
+# ---------------------------------------------------------------------------------------------- arcs
+def atan2(y: Node, x: Node) -> Node:
+    """The angle of the point (x, y)."""
+    a, b = wide(abs_(x)), wide(abs_(y))
+    steep = gt(b, a)
+    q = div(where(steep, a, b), where(steep, b, a))
+    # 0 / 0 is the angle 0, inf / inf 45 degrees
+    q = where(eq(a, b), where(eq(a, 0.0), a, like(1.0, a)), q)
+    angle = mul(q, polynomial(mul(q, q), c.ATAN_SHORT))
+    angle = where(steep, sub(like(math.pi / 2, a), angle), angle)
+    angle = where(lt(copysign(like(1.0, a), wide(x)), 0.0), sub(like(math.pi, a), angle), angle)
+    return where(or_(ne(x, x), ne(y, y)), like(math.nan, x), copysign(narrow(angle), y))
+
+
+def atan(x: Node) -> Node:
+    w = wide(abs_(x))
+    steep = gt(w, 1.0)
+    q = where(steep, div(like(1.0, w), w), w)
+    angle = mul(q, polynomial(mul(q, q), c.ATAN_SHORT))
+    return copysign(narrow(where(steep, sub(like(math.pi / 2, w), angle), angle)), x)
+
+
+def _arc(x: Node) -> tuple[Node, Node, Node]:
+    """|x|, whether it is above 1/2, and asin of it, or (above) half of acos of it."""
+    w = wide(abs_(x))
+    above = gt(w, 0.5)
+    z = where(above, mul(sub(like(1.0, w), w), 0.5), mul(w, w))
+    return w, above, mul(where(above, sqrt(z), w), polynomial(z, c.ASIN_SHORT))
+
+
+def asin(x: Node) -> Node:
+    w, above, arc = _arc(x)
+    return copysign(narrow(where(above, fma(arc, like(-2.0, w), like(math.pi / 2, w)), arc)), x)
+
+
+def acos(x: Node) -> Node:
+    w, above, arc = _arc(x)
+    negative = lt(wide(x), 0.0)
+    arc = where(above, add(arc, arc), sub(like(math.pi / 2, w), arc))  # acos |x|
+    return narrow(where(negative, sub(like(math.pi, w), arc), arc))
+
+
+# ---------------------------------------------------------------------------------------------- sin
+def _half_turns(w: Node, minus_half: bool) -> Pair:
+    """w = r + n pi (+ pi / 2), |r| <= pi / 2, |w| < HUGE: r, and an integer as odd as n."""
+    n, shifted = round_with(w, 1 / math.pi, 0, minus_half)
+    n = add(n, 0.5) if minus_half else n
+    r = fma(n, like(-math.pi, w), w)
+    return fma(n, like(-PI_LOW, w), r), bits(shifted)
+
+
+def turns(w: Node) -> Pair:
+    """w / (2 pi) without its integer part, as a pair, for any w that was a float32 of at least 2^30.
+
+    1 / (2 pi) in pieces of 29 bits: their products with a float32 are exact, and so is taking away the nearest integers.
+    """
+    high = low = like(0.0, w)
+    for piece in c.TURN_PIECES:
+        product = mul(w, piece)
+        high, error = two_sum(high, sub(product, round_(product)))
+        low = add(low, error)
+    return sub(high, round_(high)), low
+
+
+def _half_turns_huge(w: Node, minus_half: bool) -> Pair:
+    high, low = turns(w)
+    high = add(high, high)
+    n = round_(sub(high, 0.5)) if minus_half else round_(high)
+    part = sub(high, add(n, 0.5) if minus_half else n)
+    r = mul(fma(low, like(2.0, w), part), math.pi)
+    return r, bits(add(n, magic(FLOAT64)))
+
+
+def _sine(r: Node, parity: Node) -> Node:
+    return negate_if_odd(mul(r, polynomial(mul(r, r), c.SIN_SHORT)), parity)
+
+
+def sin(x: Node) -> Node:
+    w = wide(x)
+    usual = _sine(*_half_turns(w, False))
+    huge = _sine(*_half_turns_huge(w, False))
+    return narrow(seldom(ge(abs_(w), HUGE), huge, usual))
+
+
+def cos(x: Node) -> Node:
+    """cos(r + n pi + pi / 2) is -sin(r) for even n."""
+    w = wide(x)
+    usual = neg(_sine(*_half_turns(w, True)))
+    huge = neg(_sine(*_half_turns_huge(w, True)))
+    return narrow(seldom(ge(abs_(w), HUGE), huge, usual))
+
+
+def seldom(condition: Node, x: Node, y: Node) -> Node:
+    return where(condition, x, y)
+
+
+def _tangent(r: Node, n: Node) -> Node:
+    """tan(r + n pi / 2)."""
+    z = mul(r, r)
+    s, t = mul(r, polynomial(z, c.SIN_QUARTER_SHORT)), polynomial(z, c.COS_QUARTER_SHORT)
+    odd = is_odd(n)
+    return div(where(odd, t, s), where(odd, neg(s), t))
+
+
+def tan(x: Node) -> Node:
+    w = wide(x)
+    n, shifted = round_with(w, 2 / math.pi)
+    r = fma(n, like(-math.pi / 2, w), w)
+    usual = _tangent(fma(n, like(-PI_LOW / 2, w), r), bits(shifted))
+    high, low = turns(w)
+    quarters = mul(high, 4.0)
+    n = round_(quarters)
+    huge = _tangent(mul(fma(low, like(4.0, w), sub(quarters, n)), math.pi / 2), bits(add(n, magic(FLOAT64))))
+    return where(eq(x, 0.0), x, narrow(seldom(ge(abs_(w), HUGE), huge, usual)))
