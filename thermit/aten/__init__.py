@@ -1,1 +1,8 @@
-"""PyTorch's vocabulary in primitives; @lower is the only registration."""
+"""PyTorch's vocabulary in primitives; @lower is the only registration.
+
+Importing anything of this package registers every row.
+"""
+
+from thermit.aten import activation, creation, indexing, interpolation, moving, padding, pointwise, pooling, reduction, view
+
+__all__ = ["activation", "creation", "indexing", "interpolation", "moving", "padding", "pointwise", "pooling", "reduction", "view"]

@@ -9,21 +9,17 @@ Nearest by a whole factor is a view.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 import torch
 
-from thermit.aten.table import Lowered, computed, lower, rounded
+from thermit.aten.table import TORCH_OF, Lowered, computed, lower, rounded
 from thermit.aten.view import along, insert_axis, slice_axis
 from thermit.ir import build as b
 from thermit.ir.node import Node
 from thermit.ir.types import FLOAT32, FLOAT64, INT64, DType
 
 aten = torch.ops.aten
-
-# Longer axes are not looked at for a pattern when a nearest resize is lowered: they are read at computed places at once.
-PATTERN_ELEMS = 8192
 
 Places = list[tuple[Node, Node]]  # along one axis: the index read and its weight, each of shape [out]
 
@@ -41,8 +37,9 @@ def _scale(size: int, out: int, given: float | None, dtype: DType) -> float:
 # ---------------------------------------------------------------------------------------------- nearest
 def _nearest_list(size: int, out: int, scale: float, exact: bool, dtype: DType) -> list[int]:
     """The place that each output element reads; the products are rounded in `dtype`, the floor is taken in float32."""
-    half = 0.5 if exact else 0.0
-    return [min(math.floor(b.round_to(b.round_to((i + half) * scale, dtype), FLOAT32)), size - 1) for i in range(out)]
+    at = torch.arange(out, dtype=TORCH_OF[dtype], device="cpu")
+    places = (at.add(0.5) if exact else at).mul(scale).to(torch.float32).floor()
+    return [int(place) for place in places.clamp(max=size - 1).tolist()]
 
 
 def _nearest_node(size: int, out: int, scale: float, exact: bool, dtype: DType) -> Node:
@@ -68,7 +65,7 @@ def _as_view(x: Node, axis: int, places: list[int]) -> Node | None:
 
 def _nearest(x: Node, output_size: Sequence[int], scales: Sequence[float | None], exact: bool) -> Lowered:
     rank = len(output_size)
-    dtype = place_dtype(x.dtype)
+    dtype = FLOAT32 if rank == 2 else place_dtype(x.dtype)
     if 0 in x.shape or 0 in output_size:
         return NotImplemented
     computed_places: dict[int, Node] = {}
@@ -76,7 +73,10 @@ def _nearest(x: Node, output_size: Sequence[int], scales: Sequence[float | None]
         axis = x.type.ndim - rank + k
         size = x.shape[axis]
         scale = _scale(size, out, given, dtype)
-        view = _as_view(x, axis, _nearest_list(size, out, scale, exact, dtype)) if out <= PATTERN_ELEMS else None
+        places = _nearest_list(size, out, scale, exact, dtype)
+        if rank == 2 and out in (size, 2 * size) and places != [i * size // out for i in range(out)]:
+            return NotImplemented  # a scale that contradicts the sizes: some of eager's kernels follow the one, some the other
+        view = _as_view(x, axis, places)
         if view is None:
             computed_places[axis] = _nearest_node(size, out, scale, exact, dtype)
         else:

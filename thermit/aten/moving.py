@@ -21,12 +21,6 @@ from thermit.ir.types import INT64, DType, Shape
 aten = torch.ops.aten
 
 
-@lower(aten.clone.default)
-def clone(self: Node, *, memory_format: Any = None) -> Lowered:
-    """The same value: strides and storage are facts that capture knows."""
-    return self
-
-
 # ---------------------------------------------------------------------------------------------- joining
 def common_dtype(tensors: Sequence[Node]) -> DType:
     """The type that holds the elements of all tensors (their ranks do not count here)."""

@@ -77,7 +77,7 @@ def inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 # ---------------------------------------------------------------------------------------------- shape only
 @lower(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default)
-@lower(aten.alias_copy.default, aten.detach_copy.default, aten.lift_fresh_copy.default)
+@lower(aten.alias_copy.default, aten.detach_copy.default)
 def alias(self: Node) -> Lowered:
     return self
 
