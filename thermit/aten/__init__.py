@@ -3,6 +3,6 @@
 Importing anything of this package registers every row.
 """
 
-from thermit.aten import activation, creation, indexing, interpolation, moving, padding, pointwise, pooling, reduction, view
+from thermit.aten import activation, creation, indexing, interpolation, loss, moving, nn, padding, pointwise, pooling, reduction, view
 
-__all__ = ["activation", "creation", "indexing", "interpolation", "moving", "padding", "pointwise", "pooling", "reduction", "view"]
+__all__ = ["activation", "creation", "indexing", "interpolation", "loss", "moving", "nn", "padding", "pointwise", "pooling", "reduction", "view"]

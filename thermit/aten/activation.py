@@ -347,5 +347,3 @@ def logit_backward(grad_output: Node, self: Node, eps: float | None = None) -> N
     outside = b.like(math.nan if eps is None else 0.0, x)
     slope = each_rounded(b.mul(x, each_rounded(b.sub(one, x), half)), half)
     return rounded(b.where(inside, b.div(grad, slope), outside), half)
-
-
