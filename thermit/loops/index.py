@@ -73,13 +73,13 @@ class Indices:
                 const += factor * c
                 for atom, k in inner.items():
                     terms[atom] = terms.get(atom, 0) + factor * k
-        if any(atom.prim is p.REM for atom in terms):
+        if any(atom.prim is p.REM and atom.args[1].prim is p.CONST for atom in terms):
             return self._rejoined(const, {a: k for a, k in terms.items() if k})
         return const, {a: k for a, k in terms.items() if k}
 
     def _rejoined(self, const: int, terms: Terms) -> Form:
         """c * (x / c) + x % c is x."""
-        for rem in [atom for atom in terms if atom.prim is p.REM]:
+        for rem in [atom for atom in terms if atom.prim is p.REM and atom.args[1].prim is p.CONST]:
             inner, divisor = rem.args
             quotient = self._quotient(inner, int(divisor.attrs.value))
             k = terms[rem]

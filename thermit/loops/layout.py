@@ -27,6 +27,7 @@ class Layout:
 
     order: Groups
     rows: int
+    in_order: bool = False  # the outermost group is scanned: it is no parallel loop
     reductions: dict[Node, Groups] = field(default_factory=dict)
 
     def groups(self, node: Node) -> Groups:
@@ -53,7 +54,7 @@ def _coefficients(uses: set[Node], indices: Indices) -> dict[Node, dict[int, int
         row += 1
         for atom, k in indices.form(pending.pop())[1].items():
             columns.setdefault(atom, {})[row] = k
-            if atom.prim in (p.DIV, p.REM) and atom.args[0] not in done:
+            if atom.prim in (p.DIV, p.REM) and atom.args[1].prim is p.CONST and atom.args[0] not in done:
                 done.add(atom.args[0])
                 pending.append(atom.args[0])
     return columns
@@ -85,7 +86,7 @@ def choose(seen: Seen, indices: Indices) -> Layout:
         order += groups
         if level[0]:
             rows = len(order)
-    layout = Layout(tuple(order), rows)
+    layout = Layout(tuple(order), rows, bool(order) and not rows and seen.variables[order[0][0]] in seen.scans)
     for node, _, variables in seen.reductions:
         reduced = node.attrs.axes
         shape = node.args[0].shape

@@ -259,7 +259,7 @@ class Pull:
         groups = self.layout.groups(node) if self.layout else tuple((a,) for a in axes)
         sizes = tuple(_product(x.shape[a] for a in group) for group in groups)
         kept = [(group, n) for group, n in zip(groups, sizes, strict=True) if n != 1]
-        if not kept and self.layout is not None:  # every axis has one element
+        if not kept:  # every axis has one element
             place = iter(index)
             value = self.pull(x, tuple(ZERO if a in axes else next(place) for a in range(x.type.ndim)), guard)
             return ZERO if node.prim in (p.ARGMAX, p.ARGMIN) else value
@@ -420,7 +420,7 @@ def _build(pull: Pull) -> LoopProgram:
     shape = main.node.shape
     extents = [_product(shape[a] for a in group) for group in layout.order]
     reduces = any(rank > 0 for rank in pull.ranks.values())
-    outer = layout.rows or (0 if reduces else min(1, len(extents)))
+    outer = layout.rows or (0 if reduces or layout.in_order else min(1, len(extents)))
     chain = [pull.open(build.index("i0"), extents[0] if outer else 1, 1)]
     for k in range(1, outer):  # after what the outer rows compute
         chain.append(pull.open(build.index(f"i{k}"), extents[k], k + 1))

@@ -23,7 +23,7 @@ from thermit.ir.types import Shape, contiguous_strides
 from thermit.schedule.group import Group, Root
 from thermit.schedule.kernel import Refusal, Schedule, match
 from thermit.schedule.order import arrange
-from thermit.schedule.split import split
+from thermit.schedule.split import copied, split
 from thermit.schedule.trace import Labels, Trace, trace
 
 # Limits and costs, in "operations on one element" where nothing else is said.
@@ -72,14 +72,14 @@ class Fusion:
             elif node.prim is p.RESULT:
                 self.strides[node] = tuple(node.args[0].attrs.results[node.attrs.index][1])
         for j, output in enumerate(self.graph.outputs):
-            node = output.value
-            handed = node.prim is p.RESULT and node not in self.outputs_of_calls and _same(self.strides[node], output.strides, node.shape)
-            if handed:
-                self.outputs_of_calls[node] = j
+            inner = output.value.args[0] if output.value.args else None  # of a copy of a result: the tensor itself will do
+            handed = inner is not None and inner.prim is p.RESULT and copied(inner) is output.value and inner not in self.outputs_of_calls
+            if handed and inner is not None and _same(self.strides[inner], output.strides, inner.shape):
+                self.outputs_of_calls[inner] = j
             else:
-                self.roots.append(Root(node, output.strides, "output", j))
+                self.roots.append(Root(output.value, output.strides, "output", j))
         for update in self.graph.updates:
-            if update.value is not self.graph.inputs[update.input]:
+            if update.value is not copied(self.graph.inputs[update.input]):
                 self.roots.append(Root(update.value, self.graph.strides[update.input], "update", update.input))
         for node in self.order:
             if node.prim is p.SCATTER:
@@ -200,8 +200,8 @@ class Fusion:
         """Scans and checks run in the order of the domain; rows of reductions enclose each other.  What does not fit is stored."""
         root, found = group.roots[0].node, group.trace
         rank = len(root.shape)
-        identity = tuple(1 << a if n != 1 else 0 for a, n in enumerate(root.shape)) if root.prim is not p.SCATTER else None
-        along = 0
+        moved = found.moved()
+        along = 1 << root.attrs.axis if root.prim.kind == "scan" else 0
         sets: list[int] = []
         for node, visits in found.visits.items():
             if node.prim.kind == "reduce":
@@ -210,13 +210,13 @@ class Fusion:
                     if any(mask & other not in (mask, other) for other in sets) and root.prim is not p.SCATTER:
                         self.store(node, "its rows run across those of another reduction")
                     sets.append(mask)
-        for node, visits in found.visits.items():
-            if node.prim.kind == "scan":
-                here = identity[node.attrs.axis] if identity is not None and visits == [identity] else 0
-                if node is not root and (not here or (along and along != here) or any(mask & here for mask in sets)):
+        for node in found.visits:
+            if node.prim.kind == "scan" and node is not root:
+                here = 1 << node.attrs.axis
+                if root.prim is p.SCATTER or node in moved or (along and along != here) or any(mask & here for mask in sets):
                     self.store(node, "a scan read out of its order")
                 along = along or here
-            elif node.prim is p.CHECK and node is not root and visits != [identity]:
+            elif node.prim is p.CHECK and node is not root and (node in moved or root.prim is p.SCATTER):
                 self.store(node, "a check that part of the kernel would skip")
         if root.prim.kind == "scan" and any(mask & (1 << root.attrs.axis) for mask in sets):
             for node in found.visits:
@@ -263,6 +263,8 @@ class Fusion:
         if a.shape != b.shape or p.SCATTER in (a.prim, b.prim) or a in self.apart or b in self.apart:
             return False
         if any(m.prim.kind == "scan" for g in (group, other) for m in g.trace.visits):
+            return False
+        if any(r.node in other.reads for r in group.roots) or any(r.node in group.reads for r in other.roots):
             return False
         if group.rows != other.rows or len(group.roots) + len(other.roots) > 8:
             return False

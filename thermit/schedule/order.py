@@ -12,7 +12,7 @@ from typing import Any
 
 from thermit.ir import prims as p
 from thermit.ir.node import Node
-from thermit.ir.types import contiguous_strides
+from thermit.ir.types import Shape, contiguous_strides
 from thermit.schedule.group import Group, Root
 from thermit.schedule.kernel import CallStep, Kernel, Load, Stored
 from thermit.schedule.rows import rows
@@ -28,15 +28,9 @@ def can_stop(group: Group) -> bool:
 
 def _is_pointwise(group: Group, node: Node) -> bool:
     """Whether the kernel reads `node` (an input) only at the index at which it writes."""
-    moved: set[Node] = set()
-    stack = [a for n in group.trace.visits if n.prim.kind != "map" for a in n.args]
-    while stack:
-        n = stack.pop()
-        if n not in moved:
-            moved.add(n)
-            if n in group.trace.visits:
-                stack += n.args
-    return node not in moved and all(r.node.shape == group.roots[0].node.shape for r in group.roots)
+    moved = group.trace.moved()
+    scans = any(n.prim.kind == "scan" for n in group.trace.visits)
+    return node not in moved and not scans and all(r.node.shape == group.roots[0].node.shape for r in group.roots)
 
 
 class Arrangement:
@@ -53,12 +47,19 @@ class Arrangement:
     def find_homes(self) -> None:
         """Where each stored value is read from: a temp or an output, never an input that is updated."""
         self.home.clear()
-        self.maker: dict[Node, Unit] = {}
+        self.makers: dict[tuple[Node, Shape], Group] = {}
         for group in self.groups:
             for root in group.roots:
-                self.maker.setdefault(root.node, group)
                 if root.target != "update":
+                    self.makers.setdefault((root.node, root.strides), group)
                     self.home.setdefault(root.node, root)
+        read = {n for g in (*self.groups, *self.copies) for n in g.reads if n not in self.strides and n not in self.home}
+        for group in self.groups:
+            for node in dict.fromkeys(r.node for r in group.roots if r.node in read):
+                root = Root(node, contiguous_strides(node.shape))
+                group.roots.append(root)
+                self.home[node] = root
+                self.makers[node, root.strides] = group
 
     # ------------------------------------------------------------------ updates
     def defer(self, group: Group, root: Root) -> None:
@@ -93,15 +94,14 @@ class Arrangement:
         return x in other.reads
 
     def needs(self, unit: Unit) -> list[Unit]:
-        reads = unit.args if isinstance(unit, Node) else unit.reads
-        out: list[Unit] = []
-        for node in reads:
-            if node.prim is p.RESULT:
-                out.append(node.args[0])
-            elif node.prim is p.CALL:
-                out.append(node)
-            elif node in self.maker and self.maker[node] is not unit:
-                out.append(self.maker[node])
+        loads = self.arguments(unit) if isinstance(unit, Node) else [self.load(node) for node in unit.reads]
+        out: list[Unit] = [node for node in unit.args if node.prim is p.CALL] if isinstance(unit, Node) else []
+        for load in loads:
+            maker = self.makers.get((load.node, load.strides))
+            if load.node.prim is p.RESULT and load.strides == self.strides[load.node]:
+                out.append(load.node.args[0])
+            elif maker is not None and maker is not unit:
+                out.append(maker)
         return out
 
     def below(self, unit: Unit) -> set[Unit]:
@@ -155,25 +155,23 @@ class Arrangement:
 
     # ------------------------------------------------------------------ steps
     def load(self, node: Node) -> Load:
-        if node in self.strides:
-            return Load(node, self.strides[node])
-        return Load(node, self.home[node].strides)
+        return Load(node, self.strides[node] if node in self.strides else self.home[node].strides)
+
+    def arguments(self, call: Node) -> list[Load]:
+        """What a call reads: the tensor as it is if its strides are what is asked for, else one that was stored for it."""
+        pairs = [(node, tuple(call.attrs.strides[k])) for k, node in enumerate(call.args) if node.prim is not p.CALL]
+        return [Load(node, self.strides[node] if self.fits(node, asked) else asked) for node, asked in pairs]
 
     def step(self, unit: Unit, number: int) -> Kernel | CallStep:
         if isinstance(unit, Node):
-            arguments = []
-            for k, node in enumerate(unit.args):
-                if node.prim is not p.CALL:
-                    asked = tuple(unit.attrs.strides[k])
-                    arguments.append(Load(node, self.strides.get(node, asked) if node in self.strides and self.fits(node, asked) else asked))
             results = [self.find_result(unit, k) for k in range(len(unit.attrs.results))]
-            return CallStep(unit, tuple(arguments), tuple(results))
+            return CallStep(unit, tuple(self.arguments(unit)), tuple(results))
         stores = tuple(Stored(r.node, r.strides, r.target, r.index) for r in unit.roots)
         loads = tuple(self.load(n) for n in unit.trace.leaves)
         return Kernel(f"k{number}", stores, loads, rows(unit))
 
     def fits(self, node: Node, asked: tuple[int, ...]) -> bool:
-        return all(n == 1 or a == b for a, b, n in zip(self.strides[node], asked, node.shape, strict=True))
+        return node in self.strides and all(n == 1 or a == b for a, b, n in zip(self.strides[node], asked, node.shape, strict=True))
 
     def find_result(self, call: Node, k: int) -> int | None:
         for node, output in self.handed.items():

@@ -41,6 +41,18 @@ class Trace:
             rest &= rest - 1
         return out
 
+    def moved(self) -> set[Node]:
+        """What is read below a view, a reduction or a gather, and so perhaps at another index than the root's."""
+        found: set[Node] = set()
+        stack = [a for n in self.visits if n.prim.kind not in ("map", "scan") and n.prim is not p.CHECK for a in n.args]
+        while stack:
+            node = stack.pop()
+            if node not in found:
+                found.add(node)
+                if node in self.visits:
+                    stack += node.args
+        return found
+
     def trips(self, mask: int) -> int:
         """How often loops over these variables run their body."""
         return math.prod(n for v, n in enumerate(self.extents) if mask >> v & 1)
