@@ -48,6 +48,7 @@ CALLS = [
     (aten.index_fill.int_Scalar, (X, 1, torch.tensor([-1, 0]), 9)),
     (aten.index_fill.int_Tensor, (numbers(), 0, torch.tensor([0]), torch.tensor(4.0))),
     (aten.index_reduce.default, (X, 0, torch.tensor([1, 1]), -numbers(2, 4, 5), "amin")),
+    (aten.masked_scatter.default, (X, MASK[..., None], -numbers(30))),
     (aten.embedding_dense_backward.default, (numbers(2, 3, 4), torch.tensor([[0, 4, 4], [1, 1, 2]]), 6, 1, False)),
 ]
 
@@ -60,6 +61,7 @@ def test_agrees(case):
 
 
 OUT_OF_RANGE = [
+    (aten.masked_scatter.default, (X, MASK[..., None], numbers(19))),
     (aten.index.Tensor, (X, [torch.tensor([3])])),
     (aten.index.Tensor, (X, [torch.tensor([-4])])),
     (aten.take.default, (X, torch.tensor([60]))),

@@ -41,8 +41,6 @@ CALLS = [
     (aten.unfold.default, (X, 1, 1, 2)),
     (aten.unfold.default, (X, 2, 0, 1)),
     (aten.unfold.default, (SCALAR, 0, 1, 1)),
-    (aten.as_strided.default, (numbers(20), [3, 4], [2, 3], 5)),
-    (aten.as_strided.default, (numbers(20), [3, 4], [0, 1])),
     (aten.slice_scatter.default, (X, -numbers(3, 2, 5), 1, 0, 4, 2)),
     (aten.slice_scatter.default, (X, -numbers(3, 0, 5), 1, 3, 2)),
     (aten.select_scatter.default, (X, -numbers(3, 5), 1, -1)),

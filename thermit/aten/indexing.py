@@ -27,6 +27,7 @@ from thermit.aten.table import (
 )
 from thermit.aten.view import along, flattened
 from thermit.ir import build as b
+from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.ir.types import BOOL, INT32, INT64, UINT8, DType, Shape
 
@@ -320,3 +321,15 @@ def embedding_dense_backward(grad_output: Node, indices: Node, num_weights: int,
     if padding_idx >= 0:
         rows = b.where(b.eq(index, padding_idx), b.like(0, rows), rows)
     return combined(b.const(0, rows.dtype, (num_weights, width)), rows, (index, b.iota(rows.shape, 1, INT64)), "add")
+
+
+@lower(aten.masked_scatter.default)
+def masked_scatter(self: Node, mask: Node, source: Node) -> Lowered:
+    """The k-th true of the mask (row-major) takes source's k-th element; too few of them stop the program."""
+    x, there = broadcast(self, b.cast(mask, BOOL))
+    if x.type.numel == 0 or source.type.numel == 0:
+        return NotImplemented
+    line = flattened(there)
+    count = b.scan(p.CUMSUM, b.cast(line, INT64), 0)
+    at = b.where(line, b.sub(count, 1), b.like(0, count))
+    return b.where(there, b.reshape(b.gather(flattened(source), (at,)), x.shape), x)

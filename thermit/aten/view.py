@@ -1,8 +1,8 @@
 """Views: what aliases its argument in eager.
 
 What comes in: one tensor.  What goes out: a chain of view primitives (reshape, permute, expand, slice, strided) over that
-tensor and nothing else (`view.dtype`: a bitcast), for several results a tuple of such chains.  capture/storage.py calls these
-functions on a placeholder to learn where a view reads, and inverts the chain for in-place writes.
+tensor and nothing else (`view.dtype`: a bitcast), for several results a tuple of such chains.  Which memory a view shares is
+capture's affair, which goes by sizes and strides; so there is no row for as_strided, whose meaning depends on them.
 
 The `*_copy` overloads, the `*_scatter` overloads (functional writes through a view) and the backward of a view stand here too,
 because their positions are the view's.
@@ -221,18 +221,6 @@ def unfold(self: Node, dimension: int, size: int, step: int) -> Lowered:
 
 def flattened(x: Node) -> Node:
     return b.reshape(x, (x.type.numel,))
-
-
-@lower(aten.as_strided.default, aten.as_strided_copy.default)
-def as_strided(self: Node, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Lowered:
-    """`self` must be the whole of its storage, contiguous: strides count elements of the storage.  capture sees to it."""
-    if not _inside(self.type.numel, size, stride, storage_offset or 0):
-        return NotImplemented
-    return b.strided(flattened(self), tuple(size), tuple(stride), storage_offset or 0)
-
-
-def _inside(numel: int, size: Sequence[int], stride: Sequence[int], offset: int) -> bool:
-    return 0 in size or offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) < numel
 
 
 # ---------------------------------------------------------------------------------------------- functional writes
