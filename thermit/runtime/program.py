@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from thermit.ir.prims import Slot
+from thermit.runtime.launch import NativePlan
+from thermit.runtime.library import Runtime, runtime
 from thermit.schedule.plan import Buffer, Commit, Plan, RunCall, RunCopy, RunKernel
 
 _KERNEL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_RUN_KERNEL = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 5)
 _RANDOM = torch.Tag.nondeterministic_seeded
 
 
@@ -49,16 +53,27 @@ class Program:
 
     def __init__(self, plan: Plan, addresses: Mapping[str, int]) -> None:
         self.plan = plan
-        self._kernels = {s.kernel: _KERNEL(addresses[s.kernel]) for s in plan.steps if isinstance(s, RunKernel)}
+        self._addresses = addresses
+        self._start = _starter(runtime(), {s.kernel: addresses[s.kernel] for s in plan.steps if isinstance(s, RunKernel)})
         self._seen = frozenset(b for s in plan.steps if isinstance(s, RunCall) for b in s.buffers) | frozenset(
             b for s in plan.steps if isinstance(s, RunCopy) for b in (s.source, s.target)
         )
         self._arenas: list[_Arena] = []
         self._generators = _generators_of(plan)
 
+    @cached_property
+    def native(self) -> NativePlan:
+        """The plan as native code reads it (only a plan of kernels and copies has this form)."""
+        return NativePlan(self.plan, self._addresses)
+
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of plan.returns.  Raises Stopped before anything was written to an input."""
-        arena = self._arenas.pop() if self._arenas else _Arena(self.plan, self._seen)
+        if not torch.is_inference_mode_enabled() and any(inputs[i].is_inference() for i in self.plan.updates):
+            raise Stopped("an inference tensor is updated outside inference mode")
+        try:
+            arena = self._arenas.pop()
+        except IndexError:
+            arena = _Arena(self.plan, self._seen)
         try:
             outputs = self._run(inputs, arena)
         finally:
@@ -95,7 +110,7 @@ class Program:
             match step:
                 case RunKernel():
                     array = (ctypes.c_void_p * len(step.buffers))(*(pointers[b] for b in step.buffers))
-                    if step.extent and self._kernels[step.kernel](ctypes.addressof(array), 0, step.extent):
+                    if self._start(step, ctypes.addressof(array)):
                         raise Stopped(f"kernel {step.kernel}")
                 case RunCall():
                     _call(step, self.plan, tensors, pointers)
@@ -103,6 +118,15 @@ class Program:
                     tensors[step.target].data.copy_(tensors[step.source])  # .data: the version is bumped once, at the end
                 case Commit():
                     pass
+
+
+def _starter(native: Runtime | None, addresses: Mapping[str, int]) -> Callable[[RunKernel, int], int]:
+    """A function that runs a kernel on an array of pointers; 1 if it stopped."""
+    if native is None:
+        kernels = {name: _KERNEL(address) for name, address in addresses.items()}
+        return lambda step, array: int(kernels[step.kernel](array, 0, step.extent))
+    start = _RUN_KERNEL(native.address["run_kernel"])
+    return lambda step, array: int(start(addresses[step.kernel], array, step.extent, step.grain, min(int(step.cost_ns), 1 << 62)))
 
 
 def _generators_of(plan: Plan) -> list[torch.Generator]:

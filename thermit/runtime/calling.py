@@ -1,0 +1,156 @@
+"""Native text of a call: the variants in turn, guards, outputs, kernels, results.
+
+    call(self, args, nargs, kwnames)   the METH_FASTCALL | METH_KEYWORDS function of every entry
+
+`self` is a Python object whose first slot is a bytes object with the entry's words (E_*); a table of variants is an array {count,
+addresses}, replaced as a whole and never changed.  What no variant takes goes to the slow path with the same arguments.
+A call returns a new reference, or 0 with a Python error set.
+"""
+
+from __future__ import annotations
+
+from thermit.runtime.launch import STACK_BYTES
+
+_ENTRY = ("TABLE", "SLOW", "HITS", "MISSES")
+_VARIANT = (
+    "NARGS", "KEYWORDS", "AMBIENT", "INSTRUCTIONS", "COUNT", "SLOTS", "TENSORS", "SPECS", "DIRECT", "GROUPS", "UPDATES", "UPDATED",
+    "PLAN", "OUTPUTS", "OUTPUT_TABLE", "RUNNER", "STOP", "RETURNS", "RETURN_TABLE", "FORM", "FINISH",
+)  # fmt: skip
+FORMS = ("none", "one", "tuple", "list", "finish")
+ENTRY_WORDS, VARIANT_WORDS = len(_ENTRY), _VARIANT
+CONSTANTS = {
+    **{f"E_{name}": 8 * k for k, name in enumerate(_ENTRY)},
+    **{f"V_{name}": 8 * k for k, name in enumerate(_VARIANT)},
+    **{f"FORM_{name.upper()}": k for k, name in enumerate(FORMS)},
+}
+MISS, STOPPED, ERROR = 0, 1, 2  # what `try_variant` returns instead of an object
+CONSTANTS |= {"MISS": MISS, "STOPPED": STOPPED, "ERROR": ERROR}
+assert STACK_BYTES < 1 << 20  # well inside the stack of any thread
+
+TEXT = '''
+def call(self, args, nargs, kwnames):
+    words = i64[self + 16] + 32
+    table = i64[words + E_TABLE]
+    if table != 0 and i64[SWITCH] == 0:
+        for k in range(1, i64[table] + 1):
+            variant = i64[table + 8 * k]
+            if nargs == i64[variant + V_NARGS] and keywords_match(i64[variant + V_KEYWORDS], kwnames):
+                result = try_variant(variant, args, nargs, kwnames)
+                if result > ERROR:
+                    i64[words + E_HITS] += 1
+                    return result
+                if result == STOPPED:
+                    return vectorcall(i64[variant + V_STOP], args, nargs, kwnames)
+                if result == ERROR:
+                    return 0
+    i64[words + E_MISSES] += 1
+    return vectorcall(i64[words + E_SLOW], args, nargs, kwnames)
+
+def try_variant(variant, args, nargs, kwnames):
+    """The result, or MISS, STOPPED, ERROR."""
+    if ambient_holds(i64[variant + V_AMBIENT]) == 0:
+        return MISS
+    count = i64[variant + V_SLOTS]
+    number = i64[variant + V_TENSORS]
+    slots = stack(8 * (count + 2 * number))
+    tensors = slots + 8 * count
+    data = tensors + 8 * number
+    for k in range(0, count):
+        i64[slots + 8 * k] = 0
+    result = MISS
+    if check(variant, args, nargs, kwnames, slots, tensors, data):
+        if i64[variant + V_PLAN] != 0:
+            result = run_native(variant, tensors, data)
+        else:
+            result = run_python(variant, tensors)
+    for k in range(0, count):
+        if i64[slots + 8 * k] != 0:
+            decref(i64[slots + 8 * k])
+    return result
+
+def run_native(variant, tensors, data):
+    number = i64[variant + V_OUTPUTS]
+    outputs = stack(16 * number)
+    made = 0
+    result = MISS
+    stopped = 0
+    while made < number and stopped == 0:
+        stopped = make_output(i64[variant + V_OUTPUT_TABLE] + 64 * made, outputs + 16 * made)
+        if stopped == 0:
+            made += 1
+    if stopped:
+        error_clear()
+    else:
+        stopped = run_plan(i64[variant + V_PLAN], data, outputs)
+        if stopped == 1:
+            result = STOPPED
+        elif stopped == 0:
+            for u in range(0, i64[variant + V_UPDATES]):
+                bump_version(i64[tensors + 8 * i64[i64[variant + V_UPDATED] + 8 * u]] + IMPL)
+            result = give(variant, tensors, outputs)
+    for k in range(0, made):
+        decref(i64[outputs + 16 * k])
+    return result
+
+def returned(variant, tensors, outputs, k):
+    """The k-th tensor that the function returns (borrowed).  An entry of the table: input number, or -1 - output number."""
+    index = i64[i64[variant + V_RETURN_TABLE] + 8 * k]
+    if index >= 0:
+        return i64[tensors + 8 * index]
+    return i64[outputs + 16 * (-1 - index)]
+
+def give(variant, tensors, outputs):
+    """The function's result: a new reference, or ERROR."""
+    form = i64[variant + V_FORM]
+    if form == FORM_NONE:
+        incref(NONE)
+        return NONE
+    if form == FORM_ONE:
+        value = returned(variant, tensors, outputs, 0)
+        incref(value)
+        return value
+    count = i64[variant + V_RETURNS]
+    if form == FORM_TUPLE:
+        container = tuple_new(count)
+        items = container + 24
+    else:
+        container = list_new(count)
+        if container != 0:
+            items = i64[container + 24]
+    if container == 0:
+        return ERROR
+    for k in range(0, count):
+        value = returned(variant, tensors, outputs, k)
+        incref(value)
+        i64[items + 8 * k] = value
+    if form != FORM_FINISH:
+        return container
+    argument = stack(16)
+    i64[argument + 8] = container
+    value = vectorcall(i64[variant + V_FINISH], argument + 8, 1, 0)
+    decref(container)
+    if value == 0:
+        return ERROR
+    return value
+
+def run_python(variant, tensors):
+    """Hands the list of the program's inputs to a Python function; it returns NotImplemented if the program stopped."""
+    count = i64[variant + V_TENSORS]
+    list = list_new(count)
+    if list == 0:
+        return ERROR
+    for k in range(0, count):
+        incref(i64[tensors + 8 * k])
+        i64[i64[list + 24] + 8 * k] = i64[tensors + 8 * k]
+    argument = stack(16)
+    i64[argument + 8] = list
+    value = vectorcall(i64[variant + V_RUNNER], argument + 8, 1, 0)
+    decref(list)
+    if value == 0:
+        return ERROR
+    if value == NOT_IMPLEMENTED:
+        decref(value)
+        return STOPPED
+    return value
+'''
+CONSTANTS |= {"NONE": id(None), "NOT_IMPLEMENTED": id(NotImplemented)}

@@ -1,0 +1,372 @@
+"""Every fact about the binary interface of PyTorch and CPython that the native parts use, each found or confirmed by a probe.
+
+In:  the libraries that are loaded.  Out: `abi()`: addresses of functions, offsets of fields, bit patterns; None where a probe fails.
+Idea: what is exported or documented (the DLPack exchange capsule, the aoti_torch C functions) is taken from there; what is not (where
+a TensorImpl keeps its dispatch keys, where a StorageImpl keeps its allocator) is found by comparing objects that differ in that one thing.
+Invariant: a library that does not fit gives None and a reason, never a crash; the runtime then goes through Python.
+
+Dispatch keys tell everything that DLPack does not: a tensor whose key set is that of a plain CPU tensor has no conj or neg bit and is not
+sparse, quantized, meta, a subclass with __torch_dispatch__, wrapped by functorch, or functional.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import CellType
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from thermit.runtime.native import Extern
+
+_MANGLED = {
+    # name here: (symbol, what it returns)
+    "grad_enabled": ("_ZN3c108GradMode10is_enabledEv", "bool"),
+    "requires_grad": ("_ZNK3c1010TensorImpl13requires_gradEv", "bool"),
+    "function_modes": ("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", "i64"),
+    "dispatch_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", "i64"),
+    "default_dtype": ("_ZN3c1031get_default_dtype_as_scalartypeEv", "bool"),
+    "autocast_dtype": ("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", "bool"),
+    "num_threads": ("_ZN2at15get_num_threadsEv", "i32"),
+    "in_parallel_region": ("_ZN2at18in_parallel_regionEv", "bool"),
+    "bump_version": ("_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE", "void"),
+    "global_context": ("_ZN2at13globalContextEv", "i64"),
+    "deterministic": ("_ZNK2at7Context23deterministicAlgorithmsEv", "bool"),
+    "cpu_allocator": ("_ZN3c1015GetCPUAllocatorEv", "i64"),
+    "wrap": ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "i64"),
+    "empty_strided": ("aoti_torch_empty_strided", "i32"),
+    "get_data_ptr": ("aoti_torch_get_data_ptr", "i32"),
+    "delete_tensor": ("aoti_torch_delete_tensor_object", "i32"),
+    "gomp_parallel": ("GOMP_parallel", "void"),
+}
+_PYTHON = {
+    "incref": ("Py_IncRef", "void"),
+    "decref": ("Py_DecRef", "void"),
+    "vectorcall": ("PyObject_Vectorcall", "i64"),
+    "dict_get": ("PyDict_GetItemWithError", "i64"),
+    "get_attr": ("PyObject_GetAttr", "i64"),
+    "get_item": ("PyObject_GetItem", "i64"),
+    "error_clear": ("PyErr_Clear", "void"),
+    "error_occurred": ("PyErr_Occurred", "i64"),
+    "compare": ("PyObject_RichCompareBool", "i32"),
+    "is_true": ("PyObject_IsTrue", "i32"),
+    "tuple_new": ("PyTuple_New", "i64"),
+    "list_new": ("PyList_New", "i64"),
+    "save_thread": ("PyEval_SaveThread", "i64"),
+    "restore_thread": ("PyEval_RestoreThread", "void"),
+}
+_SYSTEM = {
+    "mmap": ("mmap", "i64"),
+    "munmap": ("munmap", "i32"),
+    "madvise": ("madvise", "i32"),
+    "getpid": ("getpid", "i32"),
+    "sched_yield": ("sched_yield", "i32"),
+    "memcpy": ("memcpy", "i64"),
+    "memmove": ("memmove", "i64"),
+}
+_IMPL_BYTES = 192  # a TensorImpl is larger than this in every version so far
+_STORAGE_BYTES = 96
+
+
+class AbiMismatch(Exception):
+    """A probe found something else than it expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abi:
+    """`names` are constants, `externs` functions, for the texts of the native parts."""
+
+    names: dict[str, int]
+    externs: dict[str, Extern]
+    plain_keys: int
+    inference_keys: int
+    default_include: int
+    default_exclude: int
+
+
+# ---------------------------------------------------------------------------------------------- memory
+def word(address: int) -> int:
+    """The unsigned 64-bit word at an address."""
+    return ctypes.c_uint64.from_address(address).value
+
+
+def _words(address: int, nbytes: int) -> tuple[int, ...]:
+    return struct.unpack(f"{nbytes // 8}Q", ctypes.string_at(address, nbytes))
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise AbiMismatch(what)
+
+
+def _symbol(library: ctypes.CDLL, name: str) -> int:
+    try:
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+    except AttributeError:
+        raise AbiMismatch(f"no symbol {name}") from None
+
+
+def _externs(library: ctypes.CDLL, table: dict[str, tuple[str, str]]) -> dict[str, Extern]:
+    return {name: Extern(_symbol(library, symbol), result) for name, (symbol, result) in table.items()}
+
+
+# ---------------------------------------------------------------------------------------------- probes
+def _samples() -> list[torch.Tensor]:
+    """Tensors whose key sets differ."""
+    with torch.inference_mode():
+        inference = torch.zeros(2)
+    complex_ = torch.zeros(2, dtype=torch.complex64)
+    return [
+        torch.zeros(2, 3), torch.zeros((), dtype=torch.int64), torch.zeros(2, requires_grad=True), torch.nn.Parameter(torch.zeros(1)), inference,
+        complex_.conj(), complex_.conj().imag, torch.zeros(2, device="meta"), torch.zeros(2).to_sparse(), torch._efficientzerotensor(2),
+    ]  # fmt: skip
+
+
+def _keys(tensor: torch.Tensor) -> int:
+    return int(torch._C._dispatch_keys(tensor).raw_repr())
+
+
+def _offset(objects: Iterable[tuple[int, int]], nbytes: int, what: str) -> int:
+    """The one offset at which every (address, word) holds its word."""
+    found = [
+        {8 * i for i, w in enumerate(_words(address, nbytes)) if w == value and i >= 2}  # the first words: vtable, reference counts
+        for address, value in objects
+    ]
+    common = set.intersection(*found)
+    _require(len(common) == 1, f"{what}: {len(common)} places")
+    return common.pop()
+
+
+def _tensor_layout() -> dict[str, int]:
+    samples = _samples()
+    _require(object.__basicsize__ == 16, "object header")
+    for t in samples:
+        _require(word(id(t) + 16) == t._cdata and word(id(t) + 8) == id(type(t)), "a tensor object does not hold its TensorImpl behind the header")
+    strided = [t for t in samples if t.layout is torch.strided and t.device.type == "cpu" and not t._is_zerotensor()]
+    return {
+        "IMPL": 16,
+        "KEYS": _offset([(t._cdata, _keys(t)) for t in samples], _IMPL_BYTES, "dispatch keys"),
+        "STORAGE": _offset([(t._cdata, t.untyped_storage()._cdata) for t in strided], _IMPL_BYTES, "storage"),
+        "TENSOR_TYPE": id(torch.Tensor),
+        "PARAMETER_TYPE": id(torch.nn.Parameter),
+    }
+
+
+def _storage_layout(allocator: int) -> dict[str, int]:
+    """Where a storage says that it can be resized, and by which allocator: compared with storages over foreign memory."""
+    own = [torch.zeros(n).untyped_storage() for n in (3, 5, 7)]
+    foreign = [torch.frombuffer(bytearray(4 * n), dtype=torch.float32).untyped_storage() for n in (3, 5, 7)]
+    _require(all(s.resizable() for s in own) and not any(s.resizable() for s in foreign), "resizable")
+    at = _offset([(s._cdata, allocator) for s in own], _STORAGE_BYTES, "allocator")
+    _require(all(word(s._cdata + at) in (0, allocator) for s in foreign), "allocator of foreign memory")
+    bytes_own = [ctypes.string_at(s._cdata, _STORAGE_BYTES) for s in own]
+    bytes_foreign = [ctypes.string_at(s._cdata, _STORAGE_BYTES) for s in foreign]
+    flags = [
+        i for i in range(16, _STORAGE_BYTES)
+        if not at <= i < at + 8 and all(b[i] == 1 for b in bytes_own) and all(b[i] == 0 for b in bytes_foreign)
+    ]  # fmt: skip
+    flags = [i for i in flags if _flips(foreign[0], i)]
+    _require(len(flags) == 1, f"resizable: {len(flags)} places")
+    return {"RESIZABLE": flags[0], "ALLOCATOR": at, "CPU_ALLOCATOR": allocator}
+
+
+def _flips(storage: torch.UntypedStorage, at: int) -> bool:
+    """Whether the byte is what `resizable()` reads."""
+    flag = ctypes.c_uint8.from_address(storage._cdata + at)
+    flag.value = 1
+    answer = storage.resizable()
+    flag.value = 0
+    return answer and not storage.resizable()
+
+
+def _dlpack() -> tuple[dict[str, int], dict[str, Extern]]:
+    """The DLPack exchange interface: {u32 major, u32 minor, previous} and five functions."""
+    capsule = torch.Tensor.__dlpack_c_exchange_api__
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    header = _words(get(capsule, b"dlpack_exchange_api"), 56)
+    major = header[0] & 0xFFFFFFFF
+    _require(major == 1, f"DLPack {major}")
+    _, _, to_object, borrow = header[2:6]
+    read = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(borrow)
+    memory = (ctypes.c_uint64 * 6)()
+    for dtype, code in DLPACK_CODES.items():
+        t = torch.zeros(4, 6, dtype=dtype)[1:3, ::2]
+        _require(read(t, ctypes.addressof(memory)) == 0, f"DLPack of {dtype}")
+        data, device, kind, sizes, strides, offset = memory
+        _require(data + offset == t.data_ptr() and device == 1 and kind == 2 | code << 32, f"DLPack of {dtype}")
+        _require(_words(sizes, 16) == (2, 3) and _words(strides, 16) == (6, 2), f"DLPack of {dtype}")
+    return {"DLPACK_VERSION": header[0]}, {"dl_borrow": Extern(borrow, "i32"), "dl_to_object": Extern(to_object, "i32")}
+
+
+def _thread_keys(library: ctypes.CDLL) -> tuple[dict[str, int], dict[str, Extern], tuple[int, int]]:
+    """Where each thread keeps the dispatch keys that modes include and exclude: two words, both 0 when nothing is active.
+
+    They tell inference mode, autocast, functorch, functionalization, tracing: whatever changes how operations are dispatched.
+    """
+    name = "_ZN3c104impl26raw_local_dispatch_key_setE"
+    here = ctypes.addressof(ctypes.c_uint64.in_dll(library, name))
+    dlinfo = ctypes.CDLL(None).dlinfo
+    dlinfo.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    module, base = ctypes.c_uint64(), ctypes.c_uint64()
+    _require(dlinfo(library._handle, 9, ctypes.addressof(module)) == 0 and dlinfo(library._handle, 10, ctypes.addressof(base)) == 0, "dlinfo")
+    index = (ctypes.c_uint64 * 2)(module.value, here - base.value)
+    _KEEP.append(index)
+    address = _symbol(ctypes.CDLL(None), "__tls_get_addr")
+    get = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
+
+    def differences() -> tuple[int, int, bool]:
+        include, exclude = _words(get(ctypes.addressof(index)), 16)
+        known = torch._C._dispatch_tls_local_include_set().raw_repr(), torch._C._dispatch_tls_local_exclude_set().raw_repr()
+        return include ^ known[0], exclude ^ known[1], (include, exclude) == (0, 0)
+
+    seen: list[tuple[int, int, bool]] = []
+    thread = threading.Thread(target=lambda: seen.append(differences()))
+    thread.start()
+    thread.join()
+    seen.append(differences())
+    with torch.inference_mode(not torch.is_inference_mode_enabled()):
+        seen.append(differences())
+    _require(len({s[:2] for s in seen}) == 1 and seen[0][2] and seen[1][2] != seen[2][2], "thread-local dispatch keys")
+    return {"TLS_INDEX": ctypes.addressof(index)}, {"tls_get_addr": Extern(address)}, seen[0][:2]
+
+
+def _check_functions(externs: dict[str, Extern]) -> None:
+    """The functions without side effects give the answers that Python gives."""
+
+    def ask(name: str, *args: int) -> int:
+        kind = {"bool": ctypes.c_uint8, "i32": ctypes.c_int32, "i64": ctypes.c_int64}[externs[name].result]
+        return int(ctypes.PYFUNCTYPE(kind, *([ctypes.c_int64] * len(args)))(externs[name].address)(*args))
+
+    for value in (True, False):
+        with torch.set_grad_enabled(value):
+            _require(ask("grad_enabled") == value, "grad mode")
+        t = torch.zeros(2, requires_grad=value)
+        _require(ask("requires_grad", t._cdata) == value, "requires_grad")
+    _require(ask("num_threads") == torch.get_num_threads(), "number of threads")
+    with torch._C.DisableTorchFunction():
+        _require(ask("function_modes") == torch._C._len_torch_function_stack(), "modes")
+    _require(ask("dispatch_modes") == torch._C._len_torch_dispatch_stack(), "modes")
+
+
+    _require(ask("default_dtype") == SCALAR_TYPES[torch.get_default_dtype()], "default dtype")
+    _require(ask("autocast_dtype", 0) == SCALAR_TYPES[torch.get_autocast_dtype("cpu")], "autocast dtype")
+    _require(ask("deterministic", ask("global_context")) == torch.are_deterministic_algorithms_enabled(), "deterministic algorithms")
+    _require(ask("getpid") == os.getpid(), "getpid")
+
+
+def _check_tensors(externs: dict[str, Extern]) -> None:
+    """A tensor made by the C interface and wrapped is an ordinary one; a version that is bumped counts."""
+    t = torch.zeros(2)
+    ctypes.PYFUNCTYPE(None, ctypes.c_int64)(externs["bump_version"].address)(id(t) + 16)
+    _require(t._version == 1, "bump_version")
+    handle, data, sizes, strides = ctypes.c_int64(), ctypes.c_int64(), (ctypes.c_int64 * 2)(2, 3), (ctypes.c_int64 * 2)(1, 2)
+    make = ctypes.PYFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 7)(externs["empty_strided"].address)
+    status = make(2, ctypes.addressof(sizes), ctypes.addressof(strides), SCALAR_TYPES[torch.float64], 0, 0, ctypes.addressof(handle))
+    _require(status == 0, "empty_strided")
+    wrapped = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_int64)(externs["wrap"].address)(handle.value)
+    read = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64)(externs["get_data_ptr"].address)
+    _require(read(handle.value, ctypes.addressof(data)) == 0 and data.value == wrapped.data_ptr(), "data_ptr")
+    ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(externs["delete_tensor"].address)(handle.value)
+    _require(type(wrapped) is torch.Tensor and wrapped.dtype is torch.float64 and wrapped.stride() == (1, 2) and wrapped.shape == (2, 3), "wrap")
+    _require(sys.getrefcount(wrapped) == 2 and wrapped._use_count() == 1, "reference counts of a wrapped tensor")
+
+
+def _python_layout() -> dict[str, int]:
+    """Where CPython keeps what is read without asking it: a cell's content, the items of tuples and lists, a float's bits."""
+    value = object()
+    cell, pair, items, number = CellType(value), (None, value), [None, value], 1.5
+    _require(word(id(cell) + 16) == id(value), "cell")
+    _require(word(id(pair) + 16) == 2 and word(id(pair) + 32) == id(value), "tuple")
+    _require(word(id(items) + 16) == 2 and word(word(id(items) + 24) + 8) == id(value), "list")
+    _require(word(id(number) + 16) == struct.unpack("Q", struct.pack("d", number))[0], "float")
+    types = {"FLOAT_TYPE": float, "TUPLE_TYPE": tuple, "LIST_TYPE": list, "DICT_TYPE": dict}
+    return {name: id(t) for name, t in types.items()}
+
+
+def _forward_ad() -> dict[str, int]:
+    """The module that keeps the level of forward-mode derivatives; -1 outside."""
+    level = forward_ad._current_level
+    _require(type(level) is int and level == -1, "forward mode is active")
+    key = sys.intern("_current_level")
+    return {"FORWARD_AD": id(vars(forward_ad)), "CURRENT_LEVEL": id(key), "NO_LEVEL": id(level)}
+
+
+# dtype: DLPack's code | bits << 8 | lanes << 16
+DLPACK_CODES: dict[torch.dtype, int] = {
+    dtype: code | bits << 8 | 1 << 16
+    for dtype, code, bits in (
+        (torch.bool, 6, 8), (torch.uint8, 1, 8), (torch.uint16, 1, 16), (torch.uint32, 1, 32), (torch.uint64, 1, 64),
+        (torch.int8, 0, 8), (torch.int16, 0, 16), (torch.int32, 0, 32), (torch.int64, 0, 64),
+        (torch.float16, 2, 16), (torch.bfloat16, 4, 16), (torch.float32, 2, 32), (torch.float64, 2, 64),
+        (torch.complex64, 5, 64), (torch.complex128, 5, 128),
+    )
+}  # fmt: skip
+# dtype: PyTorch's own number, as the C interface takes it
+SCALAR_TYPES: dict[torch.dtype, int] = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6, torch.float64: 7,
+    torch.complex32: 8, torch.complex64: 9, torch.complex128: 10, torch.bool: 11, torch.bfloat16: 15,
+    torch.uint16: 27, torch.uint32: 28, torch.uint64: 29,
+}  # fmt: skip
+
+_KEEP: list[Any] = []
+_cache: list[Abi | None] = []
+_cache_lock = threading.Lock()
+mismatch: str | None = None
+
+
+def _probe() -> Abi:
+    _require(sys.implementation.name == "cpython" and sys.maxsize > 2**32, "not CPython on 64 bits")
+    _require(sys.byteorder == "little" and getattr(sys, "_is_gil_enabled", lambda: True)(), "this build of Python")
+    folder = Path(torch.__file__).parent / "lib"
+    python, c10 = ctypes.CDLL(str(folder / "libtorch_python.so")), ctypes.CDLL(str(folder / "libc10.so"))
+    externs = {**_externs(python, _MANGLED), **_externs(ctypes.pythonapi, _PYTHON), **_externs(ctypes.CDLL(None), _SYSTEM)}
+    _check_functions(externs)
+    _check_tensors(externs)
+    allocator = ctypes.CFUNCTYPE(ctypes.c_uint64)(externs["cpu_allocator"].address)()
+    names = {"NULL": 0, **_tensor_layout(), **_storage_layout(allocator), **_python_layout(), **_forward_ad()}
+    more, functions, defaults = _thread_keys(c10)
+    codes, exchange = _dlpack()
+    names |= more | codes
+    externs |= functions | exchange
+    with torch.inference_mode():
+        inference = torch.zeros(2)
+    with torch.inference_mode(False):
+        plain = torch.zeros(2)
+    return Abi(names, externs, _keys(plain), _keys(inference), defaults[0], defaults[1])
+
+
+def abi() -> Abi | None:
+    """The facts, probed at the first call; None when something does not fit (then `mismatch` says what)."""
+    global mismatch
+    if not _cache:
+        with _cache_lock:
+            if not _cache:
+                try:
+                    _cache.append(_probe())
+                except (AbiMismatch, OSError, AttributeError, ValueError, RuntimeError, TypeError) as error:
+                    mismatch = f"{type(error).__name__}: {error}"
+                    _cache.append(None)
+    return _cache[0]
+
+
+def ambient() -> tuple[int, ...]:
+    """How operations are dispatched in this thread now, in the words that `guard.ambient_holds` compares; only where `abi()` is not None.
+
+    Dispatch keys included and excluded (inference mode, autocast, functorch, tracing), grad mode, default dtype, autocast's dtype,
+    deterministic algorithms.
+    """
+    include, exclude = torch._C._dispatch_tls_local_include_set().raw_repr(), torch._C._dispatch_tls_local_exclude_set().raw_repr()
+    facts = abi()
+    assert facts is not None, mismatch
+    dtypes = SCALAR_TYPES[torch.get_default_dtype()], SCALAR_TYPES[torch.get_autocast_dtype("cpu")]
+    flags = int(torch.is_grad_enabled()), int(torch.are_deterministic_algorithms_enabled())
+    return include ^ facts.default_include, exclude ^ facts.default_exclude, flags[0], *dtypes, flags[1]
