@@ -370,7 +370,11 @@ class Pull:
     def store(self, position: int, s: Stored, index: Index, scope: Scope) -> None:
         value = self.pull(s.node, index, None)
         offset = self.use(self.indices.linear(zip(s.strides, index, strict=True)))
-        scope.items.append((2 * self.ranks[s.node] + 3, Store(f"out{position}", offset, value)))
+        scope.items.append((2 * self.rank_of(s) + 1, Store(f"out{position}", offset, value)))
+
+    def rank_of(self, s: Stored) -> int:
+        """The rank of the loop that stores: an input is overwritten last, when every loop of the row has read it."""
+        return 1 + (max(self.ranks.values()) if s.target == "update" else self.ranks[s.node])
 
 
 def lower(kernel: Kernel) -> LoopProgram:
@@ -433,7 +437,7 @@ def _build(pull: Pull) -> LoopProgram:
         named = list(variables)
         free = [a for group in layout.order[:outer] for a in group]
         if s.node.type.numel == main.node.type.numel:
-            inside += pull.loops(chain[-1], tuple(extents[outer:]), pull.ranks[s.node] + 1)
+            inside += pull.loops(chain[-1], tuple(extents[outer:]), pull.rank_of(s))
             free = [a for group in layout.order for a in group]
             for group, scope in zip(layout.order[outer:], inside[len(chain) :], strict=True):
                 named[group[-1]] = scope.variable

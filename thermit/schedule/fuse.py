@@ -165,7 +165,7 @@ class Fusion:
         if node.prim is p.SCATTER:
             start = Trace([], [])
             for arg in dict.fromkeys(node.args):
-                labels = tuple(start.variable(n, 0) if n != 1 else 0 for n in arg.shape)
+                labels = start.domain(arg.shape)
                 if leaf(arg, labels, start):
                     start.leaves[arg] = None
                 else:

@@ -57,6 +57,11 @@ class Trace:
         """How often loops over these variables run their body."""
         return math.prod(n for v, n in enumerate(self.extents) if mask >> v & 1)
 
+    def domain(self, shape: Shape) -> Labels:
+        """Labels of a root: variable a (from the next free one on) runs along axis a; an axis of size 1 has none."""
+        variables = [self.variable(n, 0) for n in shape]
+        return tuple(v if n != 1 else 0 for v, n in zip(variables, shape, strict=True))
+
     def variable(self, extent: int, enclosing: int) -> int:
         self.extents.append(extent)
         self.closure.append(enclosing | 1 << (len(self.extents) - 1))
@@ -130,7 +135,7 @@ def trace(root: Node, leaf: Callable[[Node, Labels, Trace], bool], start: Trace 
     """Everything below the root.  `leaf(node, labels, trace)` says where to stop; the root itself is never one."""
     if start is None:
         start = Trace([], [])
-        labels = tuple(start.variable(n, 0) if n != 1 else 0 for n in root.shape)
+        labels = start.domain(root.shape)
     assert labels is not None
     stack: list[tuple[Node, Labels]] = [(root, labels)]
     while stack:
