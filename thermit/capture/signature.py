@@ -14,6 +14,7 @@ import dataclasses
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CellType
 from typing import Any, Literal, NamedTuple
@@ -147,6 +148,42 @@ class Item(Source):
 
     def __str__(self) -> str:
         return f"{self.base}[{self.key!r}]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Class(Source):
+    """A name as it stands in a class or one of its bases, before binding: functions, properties, class methods as such."""
+
+    owner: type
+    name: str
+
+    def read(self, call: Call) -> Any:
+        for base in self.owner.__mro__:
+            if self.name in base.__dict__:
+                return base.__dict__[self.name]
+        raise AttributeError(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Class and other.owner is self.owner and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash((id(self.owner), self.name))
+
+    def __str__(self) -> str:
+        return f"{self.owner.__qualname__}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Source):
+    """The value of a context variable; None when it is not set."""
+
+    variable: ContextVar[Any]
+
+    def read(self, call: Call) -> Any:
+        return self.variable.get(None)
+
+    def __str__(self) -> str:
+        return f"{self.variable.name}.get()"
 
 
 # ---------------------------------------------------------------------------------------------- guards

@@ -19,18 +19,26 @@ import pathlib
 import random
 import re
 import struct
+import threading
 import uuid
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from types import (
     BuiltinFunctionType,
     BuiltinMethodType,
+    CellType,
     ClassMethodDescriptorType,
+    CodeType,
     FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
     ModuleType,
+    SimpleNamespace,
     WrapperDescriptorType,
 )
 from typing import Any
@@ -273,6 +281,18 @@ def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
+def is_value(value: Any) -> bool:
+    """Whether the value is immutable and compared as such (numbers of numpy and the standard library, enums, paths, patterns)."""
+    how = _OTHER.get(type(value))
+    if how is None and type(value) not in _FREEZE:
+        how = _OTHER[type(value)] = _classify(type(value))
+    return how in (_enum, _numpy_scalar, _hashed)
+
+
+def _hashed(value: Any, leaves: Leaves) -> Any:
+    return type(value), value
+
+
 def _freeze_other(value: Any, leaves: Leaves) -> Any:
     kind = type(value)
     how = _OTHER.get(kind)
@@ -298,15 +318,25 @@ def _classify(kind: type) -> Freeze:
     if kind in _HASHED_VALUES or (
         issubclass(kind, _HASHED_VALUES) and kind.__module__ in ("decimal", "fractions", "datetime", "pathlib", "re", "uuid")
     ):
-        return lambda v, leaves: (type(v), v)
+        return _hashed
     if issubclass(kind, np.generic) and kind is not np.void:
         return _numpy_scalar
+    if kind in _IDENTITIES:
+        return _object
     if issubclass(kind, _FOREIGN) or not _is_python_class(kind):
         return _refuse
     plain = dataclasses.is_dataclass(kind) and not issubclass(kind, torch.nn.Module | dict | list)
     return _dataclass if plain else _object
 
 
+# Not Python classes, but nothing that a trace could read changes in them (or what can is guarded separately).
+_IDENTITIES = frozenset(
+    (
+        type(threading.Lock()), type(threading.RLock()), ContextVar, property, staticmethod, classmethod, CodeType, CellType, threading.local,
+        torch.finfo, torch.iinfo, SimpleNamespace, np.dtype, np.ufunc, functools._lru_cache_wrapper,
+        MemberDescriptorType, GetSetDescriptorType, MappingProxyType,
+    )
+)  # fmt: skip
 _FOREIGN = (np.ndarray, bytearray, memoryview, io.IOBase, Iterator, random.Random)
 
 
