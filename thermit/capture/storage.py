@@ -367,6 +367,31 @@ class OutsideBase(Exception):
     """A view reaches memory that the base does not hold."""
 
 
+def disjoint(cell: Cell, one: Geometry, other: Geometry) -> bool:
+    """Whether two views of a cell have no element in common (conservative: False where that is not seen)."""
+    if one.extent <= other.offset or other.extent <= one.offset or 0 in (one.numel, other.numel):
+        return True
+    first, second = _whole_cut(cell.base, one), _whole_cut(cell.base, other)
+    return any(_apart(*a, *b) for a, b in zip(first, second, strict=True)) if first and second else False
+
+
+def _whole_cut(base: Geometry, view: Geometry) -> list[tuple[int, int, int]] | None:
+    """(start, step, length) along each axis of the base, where the view takes whole axes."""
+    core = [(n, s) for n, s in zip(view.sizes, view.strides, strict=True) if n > 1 and s != 0]
+    found = _whole_axes(base, core, view.offset)
+    if found is None:
+        return None
+    cut = next((s for s in found[0] if isinstance(s, Cut)), None)
+    if cut is None:
+        return [(0, 1, n) for n in base.sizes]
+    return list(zip(cut.starts, cut.steps, cut.after, strict=True))
+
+
+def _apart(start: int, step: int, length: int, start2: int, step2: int, length2: int) -> bool:
+    last, last2 = start + (length - 1) * step, start2 + (length2 - 1) * step2
+    return last < start2 or last2 < start or (start - start2) % math.gcd(step, step2) != 0
+
+
 # ---------------------------------------------------------------------------------------------- cells
 @dataclass(eq=False)
 class Cell:

@@ -1,0 +1,221 @@
+"""The metadata that eager gives to results: sizes, strides, dtype of what an ATen call returns.
+
+In:  an overload and its arguments, tensors as `Meta` (geometry and dtype).
+Out: a Meta for each tensor returned; whatever eager raises, raised.
+Idea: PyTorch itself decides, on meta tensors.  Its Python implementations take 50 to 150 us a call for pointwise operations, so these have
+a short way: the dtype comes from the real kernel run once on one element and is remembered, sizes and strides follow TensorIterator's
+rule, which is written down here and tested against the real kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+from thermit.capture.storage import Geometry, is_dense
+from thermit.ir.types import Shape, contiguous_strides
+
+aten = torch.ops.aten
+
+
+class Meta(NamedTuple):
+    """What is known of a tensor without its elements."""
+
+    geometry: Geometry
+    dtype: torch.dtype
+
+
+# Tagged pointwise, but their results do not lie as TensorIterator would lay them.
+_NOT_ITERATED = {aten.clone.default, aten.masked_fill.Scalar, aten.native_dropout_backward.default, aten.nan_to_num.default}
+
+
+# ---------------------------------------------------------------------------------------------- TensorIterator's strides
+def _sorted_axes(shape: Shape, operands: Sequence[Shape]) -> list[int]:
+    """Axes from the fastest to the slowest, as TensorIterator::reorder_dimensions finds them (an insertion sort with ties)."""
+    perm = list(range(len(shape) - 1, -1, -1))
+
+    def order(a: int, b: int) -> int:
+        for strides in operands:
+            x, y = strides[a], strides[b]
+            if x == 0 or y == 0:
+                continue
+            if x != y:
+                return -1 if x < y else 1
+            if shape[a] > shape[b]:
+                return 1
+        return 0
+
+    for i in range(1, len(perm)):
+        moving = i
+        for j in range(i - 1, -1, -1):
+            found = order(perm[j], perm[moving])
+            if found > 0:
+                perm[j], perm[moving] = perm[moving], perm[j]
+                moving = j
+            elif found < 0:
+                break
+    return perm
+
+
+def _spread(sizes: Shape, strides: Shape, shape: Shape) -> Shape:
+    """The strides of an operand in the broadcast shape."""
+    missing = len(shape) - len(sizes)
+    return (0,) * missing + tuple(0 if n == 1 and m != 1 else s for n, s, m in zip(sizes, strides, shape[missing:], strict=True))
+
+
+def _is_contiguous(sizes: Shape, strides: Shape) -> bool:
+    expected = 1
+    for n, s in zip(reversed(sizes), reversed(strides), strict=True):
+        if n != 1:
+            if s != expected:
+                return False
+            expected *= n
+    return True
+
+
+_CHANNELS = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
+
+
+def _is_channels_last(sizes: Shape, strides: Shape) -> bool:
+    if len(sizes) not in _CHANNELS:
+        return False
+    expected = 1
+    for axis in _CHANNELS[len(sizes)]:
+        if sizes[axis] != 1:
+            if strides[axis] != expected:
+                return False
+            expected *= sizes[axis]
+    return True
+
+
+def _channels_last_strides(sizes: Shape) -> Shape:
+    strides, step = [0] * len(sizes), 1
+    for axis in _CHANNELS[len(sizes)]:
+        strides[axis] = step
+        step *= max(sizes[axis], 1)
+    return tuple(strides)
+
+
+def dense_strides(sizes: Shape, strides: Shape) -> Shape:
+    """The strides of a dense tensor whose axes lie in the order of these (at::infer_dense_strides)."""
+    out, step = [0] * len(sizes), 1
+    for axis in _sorted_axes(sizes, (strides,)):
+        out[axis] = step
+        if sizes[axis] > 1:
+            step *= sizes[axis]
+    return tuple(out)
+
+
+def iterated_strides(shape: Shape, operands: Sequence[Geometry]) -> Shape:
+    """The strides of TensorIterator's result for operands of these geometries; the shape has elements."""
+    if all(g.sizes == shape for g in operands):
+        if all(_is_contiguous(g.sizes, g.strides) for g in operands):
+            return contiguous_strides(shape)
+        if all(_is_channels_last(g.sizes, g.strides) for g in operands):
+            return _channels_last_strides(shape)
+        last = operands[-1].strides
+        if all(g.strides == last and is_dense(g) for g in operands):
+            return last
+    perm = _sorted_axes(shape, [_spread(g.sizes, g.strides, shape) for g in operands])
+    out, step = [0] * len(shape), 1
+    for axis in perm:
+        out[axis] = step
+        step *= shape[axis]
+    return contiguous_strides(shape) if perm == list(range(len(shape) - 1, -1, -1)) else tuple(out)
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape | None:
+    """The common shape; None where there is none (eager raises)."""
+    first = shapes[0]
+    if all(s == first for s in shapes):
+        return first
+    rank = max(map(len, shapes))
+    out = []
+    for axis in range(-rank, 0):
+        sizes = {s[axis] for s in shapes if -axis <= len(s)} - {1}
+        if len(sizes) > 1:
+            return None
+        out.append(sizes.pop() if sizes else 1)
+    return tuple(out)
+
+
+# ---------------------------------------------------------------------------------------------- pointwise
+_dtypes: dict[Any, torch.dtype] = {}
+
+
+def _pointwise(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Meta | None:
+    """The short way; None where it does not apply."""
+    metas = [a for a in (*args, *kwargs.values()) if isinstance(a, Meta)]
+    if not metas or any(isinstance(a, list | tuple) and not isinstance(a, Meta) for a in (*args, *kwargs.values())):
+        return None
+    shape = broadcast([m.geometry.sizes for m in metas])
+    if shape is None or 0 in shape:
+        return None
+    key = (op, torch.get_default_dtype(), tuple(_kind(a) for a in args), tuple((k, _kind(a)) for k, a in kwargs.items()))
+    dtype = _dtypes.get(key)
+    if dtype is None:
+        dtype = _dtypes[key] = _probe(op, args, kwargs)
+    if len(metas) > 1 and any(m.dtype != metas[0].dtype and not is_dense(m.geometry) for m in metas):
+        return None
+    sizes = shape
+    strides = iterated_strides(sizes, [m.geometry for m in metas])
+    return Meta(Geometry(sizes, strides, 0), dtype)
+
+
+def _kind(arg: Any) -> Any:
+    return (arg.dtype, len(arg.geometry.sizes) > 0) if isinstance(arg, Meta) else (type(arg), arg)
+
+
+def _probe(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype:
+    """The dtype of the real kernel's result on one element; raises what eager raises."""
+
+    def one(arg: Any) -> Any:
+        return torch.ones((1,) if arg.geometry.sizes else (), dtype=arg.dtype) if isinstance(arg, Meta) else arg
+
+    return op(*map(one, args), **{k: one(a) for k, a in kwargs.items()}).dtype
+
+
+# ---------------------------------------------------------------------------------------------- anything
+def meta_tensor(meta: Meta) -> torch.Tensor:
+    """A tensor without elements of this geometry, on a storage of its own."""
+    sizes, strides, offset = meta.geometry
+    if offset == 0:
+        return torch.empty_strided(sizes, strides, dtype=meta.dtype, device="meta")
+    return torch.empty(meta.geometry.extent, dtype=meta.dtype, device="meta").as_strided(sizes, strides, offset)
+
+
+def convert(value: Any, function: Callable[[Any], Any]) -> Any:
+    """The value with `function` applied to every leaf of its lists and tuples."""
+    if type(value) in (list, tuple):
+        return type(value)([convert(v, function) for v in value])
+    return function(value)
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, Meta):
+        return meta_tensor(value)
+    return value
+
+
+def infer(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], *, pointwise: bool, device: bool) -> Any:
+    """The call's result with a Meta in place of each tensor.  `device`: the call must be told to stay on meta."""
+    if pointwise and op not in _NOT_ITERATED:
+        found = _pointwise(op, args, kwargs)
+        if found is not None:
+            return found
+    metas = [convert(a, _to_meta) for a in args]
+    named = {k: convert(a, _to_meta) for k, a in kwargs.items()}
+    if device:
+        named["device"] = "meta"
+    result = op(*metas, **named)
+    return convert(result, describe)
+
+
+def describe(value: Any) -> Any:
+    """The Meta of a tensor; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return Meta(Geometry(tuple(value.shape), tuple(value.stride()), int(value.storage_offset())), value.dtype)
+    return value

@@ -1,0 +1,143 @@
+"""The tensor that user code holds while it is traced: sizes, strides and dtype, no elements.
+
+In:  a storage cell and a geometry.  Out: an object that is a torch.Tensor to all that asks, below autograd.
+Idea: operators reach the recorder through PyTorch's dispatcher.  What reads elements or changes metadata without dispatching is
+overridden here by name: it first asks the recorder to go live, after which the object *is* a real tensor (its implementation
+is exchanged), and the method runs on that.
+Invariant: no stand-in computes; one that outlives its trace raises LeakedStandInError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from thermit.capture.storage import Cell, Geometry
+from thermit.errors import LeakedStandInError
+from thermit.ir.types import DType
+
+
+class Owner(Protocol):
+    """What a stand-in needs of its recorder."""
+
+    def materialize(self, stand_in: StandIn, method: str) -> torch.Tensor | None: ...
+    def constant(self, stand_in: StandIn) -> torch.Tensor | None: ...
+    def forward(self, func: Any, args: Any, kwargs: Any) -> Any: ...
+    @property
+    def is_live(self) -> bool: ...
+    @property
+    def is_open(self) -> bool: ...
+
+
+_CPU = torch.device("cpu")
+
+
+class StandIn(torch.Tensor):
+    """See the module.  `backing` is the real tensor once the trace has gone live."""
+
+    owner: Owner
+    cell: Cell
+    geometry: Geometry
+    element: DType
+    backing: torch.Tensor | None
+
+    @staticmethod
+    def __new__(cls, owner: Owner, cell: Cell, geometry: Geometry, element: DType, dtype: torch.dtype, requires_grad: bool = False) -> StandIn:
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, geometry.sizes, strides=geometry.strides, storage_offset=geometry.offset, dtype=dtype, device=_CPU, requires_grad=requires_grad
+        )
+        self.owner, self.cell, self.geometry, self.element, self.backing = owner, cell, geometry, element, None
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Only reached outside the trace: the stand-in leaked."""
+        stand_in = next(a for a in _leaves((*args, *(kwargs or {}).values())) if isinstance(a, StandIn))
+        if stand_in.backing is not None:
+            return stand_in.owner.forward(func, args, kwargs or {})
+        raise leaked(stand_in, str(func))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return torch.Tensor
+
+
+def is_stand_in(value: Any) -> bool:
+    """Whether it is a stand-in (isinstance asks `__class__`, which says torch.Tensor)."""
+    return type(value) is StandIn
+
+
+def _leaves(values: Any) -> Any:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def leaked(stand_in: StandIn, what: str) -> LeakedStandInError:
+    """The error that tells of a stand-in used after its trace."""
+    sizes = ",".join(map(str, stand_in.geometry.sizes))
+    return LeakedStandInError(
+        f"{what} on a tensor of shape [{sizes}] that a traced function stored outside (in a global, an attribute, a list)",
+        getattr(stand_in.owner, "place", ""),
+        "Return the tensor from the function instead, or run the function eagerly.",
+    )
+
+
+# ---------------------------------------------------------------------------------------------- what does not dispatch
+# Methods that look at elements or memory: answered by the value where the trace knows it, else the trace goes live.
+READS = (
+    "__bool__", "__int__", "__float__", "__complex__", "__index__", "item", "tolist", "numpy", "__array__", "__repr__", "__str__", "__format__",
+)  # fmt: skip
+# Methods that need memory, change metadata or hang something on the tensor: the trace goes live.
+TOUCHES = (
+    "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "__dlpack_device__", "__deepcopy__", "__reduce_ex__", "__reduce__",
+    "share_memory_", "is_shared", "pin_memory", "is_pinned", "set_", "resize_", "resize_as_", "t_", "transpose_", "squeeze_", "unsqueeze_",
+    "swapaxes_", "swapdims_", "as_strided_", "rename_", "rename", "register_hook", "register_post_accumulate_grad_hook", "__setstate__",
+    "record_stream", "to_sparse", "to_mkldnn", "backward", "is_set_to", "apply_", "map_", "map2_", "storage_type",
+    "retain_grad", "requires_grad_", "_backward_hooks", "align_to", "refine_names",
+)  # fmt: skip
+
+
+def _override(name: str, *, reads: bool) -> Callable[..., Any]:
+    original = getattr(torch.Tensor, name)
+
+    def method(self: StandIn, *args: Any, **kwargs: Any) -> Any:
+        if reads and (known := self.owner.constant(self)) is not None:
+            return original(known, *args, **kwargs)
+        real = self.owner.materialize(self, name)
+        return original(self if real is None else real, *args, **kwargs)
+
+    method.__name__ = name
+    method.__qualname__ = f"Tensor.{name}"
+    method.__doc__ = original.__doc__
+    return method
+
+
+for _name in READS:
+    setattr(StandIn, _name, _override(_name, reads=True))
+for _name in TOUCHES:
+    if callable(getattr(torch.Tensor, _name, None)):
+        setattr(StandIn, _name, _override(_name, reads=False))
+
+
+def _property(name: str) -> property:
+    original = getattr(torch.Tensor, name)
+
+    def write(self: StandIn, value: Any) -> None:
+        real = self.owner.materialize(self, f"{name} =")
+        original.__set__(self if real is None else real, value)
+
+    return property(original.__get__, write)
+
+
+for _name in ("data", "requires_grad"):
+    setattr(StandIn, _name, _property(_name))

@@ -1,0 +1,287 @@
+"""Runs a function once on stand-ins: tensors in, a Graph out, or the result itself where the function went live.
+
+In:  a function, the tensors of one call and where they live, and a way to run the function on their stand-ins.
+Out: `Trace` (graph, all inputs with their sources, template of the result) or `Live` (the value or exception, and why).
+Idea: the user's Python runs exactly once, whichever of the two it becomes.
+Invariant: when this returns, every stand-in is either dead, part of the trace, or has become a real tensor.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thermit import aten
+from thermit.aten.table import TABLE
+from thermit.capture.recorder import CLOSED, LIVE, TRACING, Find, GoLive, Input, Line, Recorder, Restart
+from thermit.capture.signature import Source
+from thermit.capture.standin import StandIn, is_stand_in
+from thermit.capture.storage import Cell, Geometry, is_dense, overlaps_itself, window, write
+from thermit.capture.structure import Template
+from thermit.capture.values import NotStatic
+from thermit.ir import build as b
+from thermit.ir.node import Graph, Node, Output, Return, Update, Window
+
+assert TABLE and aten.__all__, "importing thermit.aten registers every lowering"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A captured function.  `inputs[i]` belongs to graph input i; `lines` tells where the user's code made a node."""
+
+    graph: Graph
+    inputs: tuple[Input, ...]
+    template: Template
+    lines: dict[Node, Line]
+    notes: tuple[str, ...]
+    calls: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Live:
+    """A call that was finished eagerly.  `value` is its result; `reason` and `line` say why it could not be captured."""
+
+    value: Any
+    reason: str
+    line: str
+
+
+Call = Callable[[dict[int, Any]], Any]
+Templates = Callable[[Any], tuple[Template, list[Any]]]
+
+
+def trace(
+    run: Call, tensors: Sequence[torch.Tensor], sources: Sequence[Source], find: Find, template: Templates, *, strict: bool = False
+) -> Trace | Live:
+    """`run(stand_ins)` calls the function with `stand_ins[id(tensor)]` in place of each tensor; `template` takes its result apart.
+
+    Raises what the function raises (its writes to real tensors done), Restart where it must run again eagerly, and under `strict`
+    DataDependentError or UnsupportedError.
+    """
+    recorder = Recorder(find, strict=strict)
+    for tensor, source in zip(tensors, sources, strict=True):
+        try:
+            recorder.add_input(tensor, source)
+        except GoLive as why:
+            raise Restart(why.reason) from None
+    stand_ins: dict[int, Any] = dict(recorder.known)
+    with _compiling(), recorder:
+        try:
+            value = run(stand_ins)
+        except Restart:
+            recorder.state = CLOSED
+            raise
+        except BaseException:
+            _finish_failed(recorder)
+            raise
+    try:
+        if recorder.state is TRACING:
+            try:
+                return _captured(recorder, value, template)
+            except GoLive as why:
+                recorder.go_live(why.reason)
+            except NotStatic as why:
+                recorder.go_live(str(why))
+        return Live(_returned(recorder, value), recorder.reason, recorder.place)
+    finally:
+        recorder.state = LIVE if recorder.state is LIVE else CLOSED
+
+
+def _finish_failed(recorder: Recorder) -> None:
+    """The function raised: what it had written by then is written."""
+    if recorder.state is TRACING and any(i.stand_in.cell.writes for i in recorder.record.inputs):
+        recorder.go_live("the function raised an exception", quiet=True)
+    elif recorder.state is TRACING:
+        recorder.state = CLOSED
+    _make_real(recorder)
+
+
+# ---------------------------------------------------------------------------------------------- live results
+def _returned(recorder: Recorder, value: Any) -> Any:
+    """The result of a live call: stand-ins for inputs become the inputs themselves, all others real tensors."""
+    _make_real(recorder)
+    originals = {id(i.stand_in): i.tensor for i in recorder.record.inputs if i.source is not None}
+    return replaced(value, lambda t: originals.get(id(t), t))
+
+
+def _make_real(recorder: Recorder) -> None:
+    if recorder.state is LIVE:
+        for stand_in in recorder.stand_ins:
+            if is_stand_in(stand_in) and sys.getrefcount(stand_in) > 3:
+                recorder.become_real(stand_in)
+        recorder.stand_ins.clear()
+
+
+def replaced(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The value with `function` applied to its tensors; containers are changed in place where they can be."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if type(value) in (tuple, frozenset):
+        return type(value)([replaced(v, function) for v in value])
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return tuple.__new__(type(value), [replaced(v, function) for v in value])
+    if isinstance(value, list):
+        for i, v in enumerate(value):
+            list.__setitem__(value, i, replaced(v, function))
+    elif isinstance(value, dict):
+        for k, v in list(value.items()):
+            dict.__setitem__(value, k, replaced(v, function))
+    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        for k, v in list(vars(value).items()) if hasattr(value, "__dict__") else ():
+            object.__setattr__(value, k, replaced(v, function))
+    return value
+
+
+# ---------------------------------------------------------------------------------------------- captured
+def _captured(recorder: Recorder, value: Any, template: Templates) -> Trace:
+    form, leaves = template(value)
+    record = recorder.record
+    if recorder.random_state is not None and not torch.equal(torch.default_generator.get_state(), recorder.random_state):
+        raise GoLive("the random generator was seeded inside the function")
+    made: list[StandIn] = []
+    for leaf in leaves:
+        stand_in = leaf if is_stand_in(leaf) else recorder.adopt(leaf)
+        if stand_in.grad_fn is not None or (stand_in.requires_grad and not _is_input(recorder, stand_in)):
+            raise GoLive("the result requires grad")
+        made.append(stand_in)
+    _leak_check(recorder, value, leaves)
+    written = [(i, slot.stand_in.cell) for i, slot in enumerate(record.inputs) if slot.source is not None and slot.stand_in.cell.writes]
+    updates = tuple(Update(i, cell.value) for i, cell in written if cell.origin == i and cell.value is not record.inputs[i].node)
+    outputs, returns = _results(recorder, made)
+    nodes = tuple(slot.node for slot in record.inputs)
+    strides = tuple(slot.tensor.stride() for slot in record.inputs)
+    graph = Graph(nodes, strides, outputs, updates, tuple(record.effects), returns)
+    recorder.state = CLOSED
+    return Trace(graph, tuple(record.inputs), form, record.lines, tuple(record.notes), tuple(record.calls))
+
+
+def _is_input(recorder: Recorder, stand_in: StandIn) -> bool:
+    return any(slot.stand_in is stand_in for slot in recorder.record.inputs)
+
+
+def _leak_check(recorder: Recorder, value: Any, leaves: Sequence[Any]) -> None:
+    """A stand-in that something outside still holds makes the call live, so that what it holds becomes a real tensor."""
+    returned = {id(leaf) for leaf in leaves}
+    if not _held(recorder, returned):
+        return
+    gc.collect()  # a cycle of the function's own that is not reachable any more is no leak
+    if _held(recorder, returned):
+        raise GoLive("the function stores a tensor outside (in a global, an attribute, a list that it was not given)")
+
+
+def _held(recorder: Recorder, returned: set[int]) -> bool:
+    """Whether a stand-in has holders besides the trace itself, the log and the result."""
+    counts: dict[int, int] = {}
+    for entry in recorder.record.log:
+        _count(entry.args, counts)
+        _count(tuple(entry.kwargs.values()), counts)
+        _count(entry.results, counts)
+    for slot in recorder.record.inputs:
+        if slot.source is None:
+            _count(slot.stand_in, counts)
+    _count(tuple(recorder.known.values()), counts)
+    return any(_holders(s) > counts.get(id(s), 0) + 4 for s in recorder.stand_ins if id(s) not in returned)
+
+
+def _holders(stand_in: StandIn) -> int:
+    """References to it; PyTorch's own (views of it, a graph for autograd) not counted, which together are one."""
+    return sys.getrefcount(stand_in) - (stand_in._use_count() > 1)
+
+
+def _count(value: Any, counts: dict[int, int]) -> None:
+    if is_stand_in(value):
+        counts[id(value)] = counts.get(id(value), 0) + 1
+    elif isinstance(value, list | tuple):
+        for v in value:
+            _count(v, counts)
+
+
+def _results(recorder: Recorder, made: Sequence[StandIn]) -> tuple[tuple[Output, ...], tuple[Return, ...]]:
+    """Outputs (one for each storage that the trace made) and how each tensor of the result is seen in them."""
+    inputs = {id(slot.stand_in): i for i, slot in enumerate(recorder.record.inputs) if slot.source is not None}
+    outputs: list[Output] = []
+    numbers: dict[Cell, tuple[int, Geometry]] = {}
+    returns: list[Return] = []
+    for stand_in in made:
+        cell, seen = stand_in.cell, stand_in.geometry
+        if id(stand_in) in inputs:
+            returns.append(Return("input", inputs[id(stand_in)]))
+        elif cell.origin >= 0:
+            returns.append(Return("input", cell.origin, Window(*seen)))
+        else:
+            if cell not in numbers:
+                output, lies = _output(cell)
+                numbers[cell] = len(outputs), lies
+                outputs.append(output)
+            number, lies = numbers[cell]
+            same = seen == lies and _type_of(cell) is stand_in.element
+            if _type_of(cell) is not stand_in.element:
+                raise GoLive("a result is the bits of another type")
+            returns.append(Return("output", number, None if same else Window(*seen)))
+    return tuple(outputs), tuple(returns)
+
+
+def _type_of(cell: Cell) -> Any:
+    return cell.value.dtype
+
+
+def _output(cell: Cell) -> tuple[Output, Geometry]:
+    """The storage as an output: dense as it lies, or, where it has gaps, its whole line of memory."""
+    base = cell.base
+    if is_dense(base) and not overlaps_itself(base):
+        return Output(cell.value, base.strides), base
+    if overlaps_itself(base):
+        raise GoLive("a result whose elements overlap")
+    line = Geometry((base.extent,), (1,), 0)
+    steps = window(line, base)
+    if steps is None:
+        raise GoLive("a result with gaps")
+    return Output(write(b.const(0, cell.value.dtype, line.sizes), steps, cell.value), (1,)), line
+
+
+# ---------------------------------------------------------------------------------------------- is_compiling
+class _Compiling(threading.local):
+    depth = 0
+
+
+_state = _Compiling()
+
+
+class _Flag:
+    """Stands for torch.compiler._is_compiling_flag while a trace runs: true in the threads that trace."""
+
+    def __bool__(self) -> bool:
+        return _state.depth > 0
+
+
+_flag = _Flag()
+_lock = threading.Lock()
+_traces = 0
+_before: Any = False
+
+
+class _compiling:
+    """Inside, torch.compiler.is_compiling() is true for this thread."""
+
+    def __enter__(self) -> None:
+        global _traces, _before
+        with _lock:
+            if _traces == 0:
+                _before = torch.compiler._is_compiling_flag
+                torch.compiler._is_compiling_flag = _flag  # type: ignore[assignment]
+            _traces += 1
+        _state.depth += 1
+
+    def __exit__(self, *_: Any) -> None:
+        global _traces
+        _state.depth -= 1
+        with _lock:
+            _traces -= 1
+            if _traces == 0:
+                torch.compiler._is_compiling_flag = _before
