@@ -60,6 +60,14 @@ def erfc_root(k: int) -> tuple[Function, Function]:
     return lambda x: (mp.erfc(x) ** (mp.mpf(1) / k) - 1) / x, lambda x: k * mp.erfc(x) ** (1 - mp.mpf(1) / k) * x / mp.erf(x)
 
 
+def atanh_rest(s: mp.mpf) -> mp.mpf:
+    return (2 * mp.atanh(s) - 2 * s) / s**3
+
+
+def cos_rest(r: mp.mpf) -> mp.mpf:
+    return (mp.cos(r) - 1 + r * r / 2) / r**4
+
+
 def scaled_erfc(t: mp.mpf) -> mp.mpf:
     """e^(x^2) erfc(x) where t = (x - 2) / (x + 2)."""
     x = 2 * (1 + t) / (1 - t)
@@ -82,19 +90,19 @@ FITS: dict[str, Fit] = {
     "ATAN_SHORT": Fit("atan(q) / q in q^2", even(lambda q: mp.atan(q) / q), even(lambda q: q / mp.atan(q)), 0, 1, 10),
     "ASIN_SHORT": Fit("asin(s) / s in s^2", even(lambda s: mp.asin(s) / s), even(lambda s: s / mp.asin(s)), 0, 0.2501, 7),
     "ERFCX_SHORT": Fit("e^(x^2) erfc(x) in (x - 2) / (x + 2)", scaled_erfc, lambda t: 1 / scaled_erfc(t), -1, 0.68, 12),
+    "EXP": Fit("(e^r - 1 - r) / r^2", lambda r: (mp.expm1(r) - r) / r**2, lambda r: r**2 * mp.exp(-r), -LN2_HALF, LN2_HALF, 10),
+    "LOG": Fit("(log((1 + s) / (1 - s)) - 2 s) / (s z) in z = s^2", even(atanh_rest), even(lambda s: s * s / (2 * mp.atanh(s) / s)), 0, 0.0401, 7),
+    "LOG_TAIL": Fit(
+        "((log((1 + s) / (1 - s)) - 2 s) / (s z) - 2/3) / z in z = s^2",
+        lambda z: (even(atanh_rest)(z) - mp.mpf(2) / 3) / z,
+        lambda z: z * z / 2,
+        0,
+        0.0401,
+        7,
+    ),
+    "SIN": Fit("(sin(r) - r) / r^3 in r^2", even(lambda r: (mp.sin(r) - r) / r**3), even(lambda r: r**3 / mp.sin(r)), 0, QUARTER**2, 5),
+    "COS": Fit("(cos(r) - 1 + r^2 / 2) / r^4 in r^2", even(cos_rest), even(lambda r: r**4 / mp.cos(r)), 0, QUARTER**2, 5),
     "ERFC_ROOT_SHORT": Fit("(erfc(x)^(1/8) - 1) / x", *erfc_root(8), 0, 3.93, 8),
-}
-
-
-def pieces(value: mp.mpf, skipped: int, width: int, count: int) -> list[float]:
-    """`count` pieces of `width` bits of a number below 1, after the first `skipped` bits."""
-    whole = int(mp.floor(value * mp.mpf(2) ** (skipped + width * count)))
-    mask = (1 << width) - 1
-    return [float(mp.mpf((whole >> (width * (count - 1 - k))) & mask) * mp.mpf(2) ** -(skipped + width * (k + 1))) for k in range(count)]
-
-
-EXACT: dict[str, tuple[str, list[float]]] = {
-    "TURN_PIECES": ("1 / (2 pi) from bit 18 on, 29 bits each", pieces(1 / (2 * mp.pi), 17, 29, 7)),
 }
 
 
@@ -123,9 +131,6 @@ def main(names: list[str]) -> None:
         text = made(name, f) if not names or name in names or name not in old else old[name]
         print(name, text[0], flush=True)
         out.append("\n".join(text) + "\n")
-    for name, (what, values) in EXACT.items():
-        rows = "".join(f"    {v!r},\n" for v in values)
-        out.append(f"# {what}\n{name} = (\n{rows})\n")
     TARGET.write_text("\n".join(out))
 
 

@@ -124,6 +124,9 @@ class Kernel:
         self.at_depth = len(self.scopes) - 1
         self.at = self.scopes[-1].lines
 
+    def append(self, text: str) -> None:
+        self.at.append(text)
+
     def label(self, stem: str) -> str:
         self.count += 1
         return f"{stem}{self.count}"

@@ -59,7 +59,7 @@ class Legalizer:
         function = MATHEMATICS.get(kind, {}).get(node.prim)
         if function is not None:
             return self._without_fma(function(*node.args), node.args)
-        if node.prim in (p.CAST, p.BITCAST, p.WHERE) or (node.prim.fp if kind.is_float else node.prim.integer) is not None:
+        if node.prim in (p.CAST, p.BITCAST, p.WHERE, p.SELDOM) or (node.prim.fp if kind.is_float else node.prim.integer) is not None:
             return self._without_fma(node, node.args)
         raise CompileError(f"{node.prim} of {kind} has no code", advice="This is a fault of thermit's: please report it with explain().")
 

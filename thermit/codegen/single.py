@@ -23,9 +23,31 @@ from thermit.codegen.arithmetic import (
     power_of_two,
     round_with,
     split_exponent,
-    two_sum,
 )
-from thermit.ir.build import abs_, add, and_, cast, copysign, div, eq, fma, ge, gt, like, lt, mul, ne, neg, not_, or_, round_, sqrt, sub, where
+from thermit.ir.build import (
+    abs_,
+    add,
+    and_,
+    cast,
+    copysign,
+    div,
+    eq,
+    fma,
+    ge,
+    gt,
+    like,
+    lt,
+    mul,
+    ne,
+    neg,
+    not_,
+    or_,
+    round_,
+    seldom,
+    sqrt,
+    sub,
+    where,
+)
 from thermit.ir.node import Node
 from thermit.ir.types import FLOAT32, FLOAT64
 
@@ -304,49 +326,19 @@ def _half_turns(w: Node, minus_half: bool) -> Pair:
     return fma(n, like(-PI_LOW, w), r), bits(shifted)
 
 
-def turns(w: Node) -> Pair:
-    """w / (2 pi) without its integer part, as a pair, for any w that was a float32 of at least 2^30.
-
-    1 / (2 pi) in pieces of 29 bits: their products with a float32 are exact, and so is taking away the nearest integers.
-    """
-    high = low = like(0.0, w)
-    for piece in c.TURN_PIECES:
-        product = mul(w, piece)
-        high, error = two_sum(high, sub(product, round_(product)))
-        low = add(low, error)
-    return sub(high, round_(high)), low
-
-
-def _half_turns_huge(w: Node, minus_half: bool) -> Pair:
-    high, low = turns(w)
-    high = add(high, high)
-    n = round_(sub(high, 0.5)) if minus_half else round_(high)
-    part = sub(high, add(n, 0.5) if minus_half else n)
-    r = mul(fma(low, like(2.0, w), part), math.pi)
-    return r, bits(add(n, magic(FLOAT64)))
-
-
 def _sine(r: Node, parity: Node) -> Node:
     return negate_if_odd(mul(r, polynomial(mul(r, r), c.SIN_SHORT)), parity)
 
 
 def sin(x: Node) -> Node:
     w = wide(x)
-    usual = _sine(*_half_turns(w, False))
-    huge = _sine(*_half_turns_huge(w, False))
-    return narrow(seldom(ge(abs_(w), HUGE), huge, usual))
+    return seldom(ge(abs_(x), HUGE), x, narrow(_sine(*_half_turns(w, False))), "sin")
 
 
 def cos(x: Node) -> Node:
     """cos(r + n pi + pi / 2) is -sin(r) for even n."""
     w = wide(x)
-    usual = neg(_sine(*_half_turns(w, True)))
-    huge = neg(_sine(*_half_turns_huge(w, True)))
-    return narrow(seldom(ge(abs_(w), HUGE), huge, usual))
-
-
-def seldom(condition: Node, x: Node, y: Node) -> Node:
-    return where(condition, x, y)
+    return seldom(ge(abs_(x), HUGE), x, narrow(neg(_sine(*_half_turns(w, True)))), "cos")
 
 
 def _tangent(r: Node, n: Node) -> Node:
@@ -361,9 +353,5 @@ def tan(x: Node) -> Node:
     w = wide(x)
     n, shifted = round_with(w, 2 / math.pi)
     r = fma(n, like(-math.pi / 2, w), w)
-    usual = _tangent(fma(n, like(-PI_LOW / 2, w), r), bits(shifted))
-    high, low = turns(w)
-    quarters = mul(high, 4.0)
-    n = round_(quarters)
-    huge = _tangent(mul(fma(low, like(4.0, w), sub(quarters, n)), math.pi / 2), bits(add(n, magic(FLOAT64))))
-    return where(eq(x, 0.0), x, narrow(seldom(ge(abs_(w), HUGE), huge, usual)))
+    usual = narrow(_tangent(fma(n, like(-PI_LOW / 2, w), r), bits(shifted)))
+    return where(eq(x, 0.0), x, seldom(ge(abs_(x), HUGE), x, usual, "tan"))

@@ -5,7 +5,7 @@ result; the instructions are appended to the writer.  The one idea: what a primi
 here stands only what LLVM leaves undefined, turns into a library call, or means differently than PyTorch.
 
 In registers a bool is an i1, bfloat16 and float16 are their bits in an i16 (they are only moved and cast).
-Invariant: no instruction traps or yields poison on any operand, none becomes a call out of the module, none is fast-math.
+Invariant: no instruction traps or yields poison on any operand, none is fast-math, none becomes a call out of the module but `seldom`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,14 @@ class Writer(Protocol):
 
     def op(self, text: str) -> str:
         """Appends `%new = text` and gives %new."""
+        ...
+
+    def append(self, text: str) -> None:
+        """Appends a line as it is."""
+        ...
+
+    def label(self, stem: str) -> str:
+        """A new name for a block."""
         ...
 
     def helper(self, name: str, make: Callable[[], str]) -> str:
@@ -106,6 +114,8 @@ def spell(w: Writer, node: Node, args: list[str], lanes: int) -> str:
     if prim is p.BITCAST:
         source, target = register_type(node.args[0].dtype, lanes), register_type(node.dtype, lanes)
         return args[0] if source == target else w.op(f"bitcast {source} {args[0]} to {target}")
+    if prim is p.SELDOM:
+        return _seldom(w, node.attrs.name, node.dtype, args, lanes)
     known = node.args[1].attrs.value if len(node.args) == 2 and node.args[1].prim is p.CONST else None
     return apply(w, prim, node.args[0].dtype, args, lanes, known)
 
@@ -119,6 +129,60 @@ def apply(w: Writer, prim: Prim, dtype: DType, args: list[str], lanes: int, know
     if dtype.is_integer:
         return _integer(w, prim, dtype, args, lanes, known)
     raise CompileError(f"no instruction for {prim} of {dtype}")
+
+
+# ---------------------------------------------------------------------------------------------- seldom
+def _seldom(w: Writer, function: str, dtype: DType, args: list[str], lanes: int) -> str:
+    """args[2], but the C library's function of args[1] where args[0] holds: a branch that is hardly ever taken.
+
+    The weights keep the block and what it spills out of the way.  They are metadata, which LLVM wants at the level of the module.
+    """
+    condition, x, usual = args
+    of, flag = register_type(dtype, lanes), vector("i1", lanes)
+    w.helper("weights", lambda: '!0 = !{!"branch_weights", i32 1, i32 1000000}\n')
+    name = f"{function}.{type_suffix(dtype)}.{lanes}"
+    helper = w.helper(name, lambda: _library_text(name, function, dtype, lanes))
+    w.helper(function, lambda: f"declare double @{function}(double) nounwind\n")
+    near, far, join = w.label("near"), w.label("far"), w.label("join")
+    w.append(f"  br label %{near}\n{near}:")
+    some = w.op(f"call i1 @llvm.vector.reduce.or.v{lanes}i1({flag} {condition})") if lanes else condition
+    w.append(f"  br i1 {some}, label %{far}, label %{join}, !prof !0\n{far}:")
+    called = w.op(f"call {of} {helper}({flag} {condition}, {of} {x}, {of} {usual})")
+    w.append(f"  br label %{join}\n{join}:")
+    return w.op(f"phi {of} [ {usual}, %{near} ], [ {called}, %{far} ]")
+
+
+def _library_text(name: str, function: str, dtype: DType, lanes: int) -> str:
+    """A private function: the C library's function (of double) of each lane of %x where %c holds, %y elsewhere."""
+    of, flag, one = register_type(dtype, lanes), vector("i1", lanes), scalar_type(dtype)
+    wide = "%x.k" if dtype is FLOAT64 else "%x.wide"
+    convert = "" if dtype is FLOAT64 else f"  %x.wide = fpext {one} %x.k to double\n"
+    back = "" if dtype is FLOAT64 else f"  %r.k = fptrunc double %r.wide to {one}\n"
+    result = "%r.k" if dtype is FLOAT64 else "%r.wide"
+    call = f"{convert}  {result} = call double @{function}(double {wide})\n{back}"
+    head = f"define internal {of} @{name}({flag} %c, {of} %x, {of} %y) noinline cold nounwind {{\n"
+    if not lanes:
+        return head.replace("%x,", "%x.k,") + f"{call}  ret {of} %r.k\n}}\n"
+    return f"""{head}entry:
+  br label %lane
+lane:
+  %k = phi i32 [ 0, %entry ], [ %k.next, %next ]
+  %r = phi {of} [ %y, %entry ], [ %r.next, %next ]
+  %c.k = extractelement {flag} %c, i32 %k
+  br i1 %c.k, label %call, label %next
+call:
+  %x.k = extractelement {of} %x, i32 %k
+{call}  %r.new = insertelement {of} %r, {one} %r.k, i32 %k
+  br label %next
+next:
+  %r.next = phi {of} [ %r, %lane ], [ %r.new, %call ]
+  %k.next = add i32 %k, 1
+  %more = icmp ult i32 %k.next, {lanes}
+  br i1 %more, label %lane, label %done
+done:
+  ret {of} %r.next
+}}
+"""
 
 
 # ---------------------------------------------------------------------------------------------- bool

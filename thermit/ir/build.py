@@ -126,6 +126,12 @@ def fma(x: Node, y: Node, z: Node) -> Node:
     return Node(p.FMA, (x, y, z), None, x.type)
 
 
+def seldom(condition: Node, x: Node, usual: Node, function: str) -> Node:
+    """usual, but the C library's function of x where condition holds.  For legalize: arguments whose treatment would cost too much."""
+    _require(condition.dtype is BOOL and x.type == usual.type and x.dtype.is_float and condition.shape == x.shape, f"seldom: {x.type}")
+    return Node(p.SELDOM, (condition, x, usual), Symbol(function), x.type)
+
+
 def _binary(prim: Prim):  # type: ignore[no-untyped-def]
     def build(x: Node, y: Node | bool | int | float) -> Node:
         return map2(prim, x, y if isinstance(y, Node) else like(y, x))

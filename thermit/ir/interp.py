@@ -131,6 +131,9 @@ def evaluate(node: Node, args: Sequence[Array]) -> Array:
                 return bitcast(args[0], node.args[0].dtype, dtype)
             case "fma":
                 return _fma(*args)
+            case "seldom":
+                function = getattr(np, node.attrs.name)
+                return np.where(args[0], function(args[1].astype(np.longdouble)).astype(dtype.numpy), args[2])
             case "gather":
                 return args[0][_positions(node, args[0].shape, args[1:])]
             case "scatter":

@@ -275,6 +275,7 @@ COPYSIGN = row("copysign", 2, "map", np.copysign, fp="llvm.copysign")
 
 # map, three args
 WHERE = row("where", 3, "map", np.where, result="attrs")  # bool, x, y
+SELDOM = row("seldom", 3, "map", attrs=Symbol, result="attrs")  # bool, x, y: y, and where bool holds, which is seldom, the C library's function of x
 FMA = row("fma", 3, "map", fp="llvm.fma")  # made by legalize only: the user's a * b + c is never contracted
 
 # view
