@@ -1,0 +1,185 @@
+"""Loads and stores -> LLVM instructions.
+
+What comes in: a memory, the offset of lane 0 (or of every lane), a mask.  What goes out: the elements as they lie in memory.
+Invariant: nothing is touched where the mask is false, and there is no branch: a scalar access whose guard is false goes to
+@zeros (loads) or to %sink (stores) instead.
+"""
+
+from __future__ import annotations
+
+from thermit.codegen.spelling import memory_type, vector
+from thermit.codegen.target import Target
+from thermit.codegen.writer import FunctionWriter
+from thermit.ir.types import BOOL, DType
+from thermit.loops.nest import Memory
+
+ZEROS_BYTES = 512
+ZEROS = f"@zeros = private unnamed_addr constant [{ZEROS_BYTES} x i8] zeroinitializer, align 64\n"
+SINK = "  %sink = alloca [64 x i8], align 64"
+_SUFFIX = {"float": "f32", "double": "f64"}
+
+
+def from_memory(w: FunctionWriter, raw: str, dtype: DType, lanes: int) -> str:
+    if dtype is not BOOL:
+        return raw
+    return w.op(f"icmp ne {vector('i8', lanes)} {raw}, {'zeroinitializer' if lanes else 0}")
+
+
+def to_memory(w: FunctionWriter, value: str, dtype: DType, lanes: int) -> str:
+    if dtype is not BOOL:
+        return value
+    return w.op(f"zext {vector('i1', lanes)} {value} to {vector('i8', lanes)}")
+
+
+def address(w: FunctionWriter, memory: Memory, offset: str) -> str:
+    return w.op(f"getelementptr inbounds {memory_type(memory.dtype)}, ptr %m.{memory.name}, i64 {offset}")
+
+
+def any_lane(w: FunctionWriter, mask: str, width: int) -> str:
+    return w.op(f"call i1 @llvm.vector.reduce.or.v{width}i1({vector('i1', width)} {mask})")
+
+
+def scalar_load(w: FunctionWriter, memory: Memory, offset: str, guard: str | None) -> str:
+    where = w.op(f"getelementptr {memory_type(memory.dtype)}, ptr %m.{memory.name}, i64 {offset}") if guard else address(w, memory, offset)
+    if guard is not None:
+        where = w.op(f"select i1 {guard}, ptr {where}, ptr @zeros")
+    return w.op(f"load {memory_type(memory.dtype)}, ptr {where}, align {memory.dtype.itemsize}")
+
+
+def scalar_store(w: FunctionWriter, memory: Memory, offset: str, raw: str, guard: str | None) -> None:
+    where = w.op(f"getelementptr {memory_type(memory.dtype)}, ptr %m.{memory.name}, i64 {offset}") if guard else address(w, memory, offset)
+    if guard is not None:
+        where = w.op(f"select i1 {guard}, ptr {where}, ptr %sink")
+    w.line(f"  store {memory_type(memory.dtype)} {raw}, ptr {where}, align {memory.dtype.itemsize}")
+
+
+def reverse(w: FunctionWriter, value: str, kind: str, width: int) -> str:
+    of = vector(kind, width)
+    order = ", ".join(f"i32 {k}" for k in reversed(range(width)))
+    return w.op(f"shufflevector {of} {value}, {of} poison, <{width} x i32> <{order}>")
+
+
+def contiguous_load(w: FunctionWriter, memory: Memory, offset: str, width: int, mask: str | None, guard: str | None, backward: bool) -> str:
+    """`width` neighbours from lane 0's offset on (backward: down).  `guard`: one flag for all lanes."""
+    kind, align = memory_type(memory.dtype), memory.dtype.itemsize
+    of = vector(kind, width)
+    if backward:
+        offset = w.op(f"sub i64 {offset}, {width - 1}")
+        mask = reverse(w, mask, "i1", width) if mask is not None else None
+    if guard is not None and width * align > ZEROS_BYTES:
+        mask, guard = w.splat(guard, "i1", width) if mask is None else _and(w, mask, w.splat(guard, "i1", width), width), None
+    inbounds = "inbounds " if guard is None and mask is None else ""
+    where = w.op(f"getelementptr {inbounds}{kind}, ptr %m.{memory.name}, i64 {offset}")
+    if guard is not None:
+        where = w.op(f"select i1 {guard}, ptr {where}, ptr @zeros")
+    raw = w.op(f"load {of}, ptr {where}, align {align}") if mask is None else masked_load(w, kind, width, align, where, mask)
+    return reverse(w, raw, kind, width) if backward else raw
+
+
+def contiguous_store(w: FunctionWriter, memory: Memory, offset: str, width: int, mask: str | None, raw: str, backward: bool) -> None:
+    kind, align = memory_type(memory.dtype), memory.dtype.itemsize
+    if backward:
+        offset = w.op(f"sub i64 {offset}, {width - 1}")
+        raw = reverse(w, raw, kind, width)
+        mask = reverse(w, mask, "i1", width) if mask is not None else None
+    if mask is None:
+        w.line(f"  store {vector(kind, width)} {raw}, ptr {address(w, memory, offset)}, align {align}")
+    else:
+        masked_store(w, kind, width, align, w.op(f"getelementptr {kind}, ptr %m.{memory.name}, i64 {offset}"), mask, raw)
+
+
+def gather(w: FunctionWriter, memory: Memory, offset: str, step: int | None, width: int, mask: str | None) -> str:
+    """Lane k from offset + k * step, or, where there is no step, from the k-th of the offsets."""
+    kind, align = memory_type(memory.dtype), memory.dtype.itemsize
+    of, flags = vector(kind, width), vector("i1", width)
+    if step is None and w.target.has_fast_gather and align >= 4:
+        where = w.op(f"getelementptr {kind}, ptr %m.{memory.name}, {vector('i64', width)} {offset}")
+        call = f"@llvm.masked.gather.v{width}{_SUFFIX.get(kind, kind)}.v{width}p0"
+        return w.op(f"call {of} {call}({vector('ptr', width)} {where}, i32 {align}, {flags} {mask or 'splat (i1 true)'}, {of} zeroinitializer)")
+    raw = "poison"
+    for k, at in enumerate(_lane_addresses(w, memory, offset, step, width)):
+        if mask is not None:
+            at = w.op(f"select i1 {w.op(f'extractelement {flags} {mask}, i32 {k}')}, ptr {at}, ptr @zeros")
+        one = w.op(f"load {kind}, ptr {at}, align {align}")
+        raw = w.op(f"insertelement {of} {raw}, {kind} {one}, i32 {k}")
+    return raw
+
+
+def scatter(w: FunctionWriter, memory: Memory, offset: str, step: int | None, width: int, mask: str | None, raw: str) -> None:
+    """The lanes one after another, so that the last of equal offsets stays."""
+    kind = memory_type(memory.dtype)
+    for k, at in enumerate(_lane_addresses(w, memory, offset, step, width)):
+        _store_lane(w, kind, width, memory.dtype.itemsize, k, at, mask, raw)
+
+
+def _lane_addresses(w: FunctionWriter, memory: Memory, offset: str, step: int | None, width: int) -> list[str]:
+    kind = memory_type(memory.dtype)
+    if step is not None:
+        base = w.op(f"getelementptr {kind}, ptr %m.{memory.name}, i64 {offset}")
+        return [w.op(f"getelementptr {kind}, ptr {base}, i64 {k * step}") for k in range(width)]
+    picked = [w.op(f"extractelement {vector('i64', width)} {offset}, i32 {k}") for k in range(width)]
+    return [w.op(f"getelementptr {kind}, ptr %m.{memory.name}, i64 {i}") for i in picked]
+
+
+def _store_lane(w: FunctionWriter, kind: str, width: int, align: int, k: int, at: str, mask: str | None, raw: str) -> None:
+    if mask is not None:
+        lane = w.op(f"extractelement {vector('i1', width)} {mask}, i32 {k}")
+        at = w.op(f"select i1 {lane}, ptr {at}, ptr %sink")
+    one = w.op(f"extractelement {vector(kind, width)} {raw}, i32 {k}")
+    w.line(f"  store {kind} {one}, ptr {at}, align {align}")
+
+
+def _and(w: FunctionWriter, x: str, y: str, width: int) -> str:
+    return w.op(f"and {vector('i1', width)} {x}, {y}")
+
+
+# ---------------------------------------------------------------------------------------------- masks
+def has_masks(target: Target, itemsize: int) -> bool:
+    """Whether the processor loads and stores under a mask; LLVM would make a branch for each lane otherwise."""
+    return target.has_masked8 if itemsize < 4 else target.has_masked32
+
+
+def masked_load(w: FunctionWriter, kind: str, width: int, align: int, where: str, mask: str) -> str:
+    """Zeros where the mask is false."""
+    of, flags, suffix = vector(kind, width), vector("i1", width), f"v{width}{_SUFFIX.get(kind, kind)}"
+    if has_masks(w.target, align):
+        return w.op(f"call {of} @llvm.masked.load.{suffix}.p0(ptr {where}, i32 {align}, {flags} {mask}, {of} zeroinitializer)")
+    name = f"load.{suffix}"
+    return w.op(f"call {of} {w.helper(name, lambda: _load_text(w.target, name, kind, width, align))}(ptr {where}, {flags} {mask})")
+
+
+def masked_store(w: FunctionWriter, kind: str, width: int, align: int, where: str, mask: str, raw: str) -> None:
+    of, flags, suffix = vector(kind, width), vector("i1", width), f"v{width}{_SUFFIX.get(kind, kind)}"
+    if has_masks(w.target, align):
+        w.line(f"  call void @llvm.masked.store.{suffix}.p0({of} {raw}, ptr {where}, i32 {align}, {flags} {mask})")
+        return
+    name = f"store.{suffix}"
+    w.line(f"  call void {w.helper(name, lambda: _store_text(w.target, name, kind, width, align))}({of} {raw}, ptr {where}, {flags} {mask})")
+
+
+def _load_text(target: Target, name: str, kind: str, width: int, align: int) -> str:
+    """One lane after another, in a function of its own: dozens of instructions, once in a module."""
+    w = FunctionWriter(target, {})
+    of, flags = vector(kind, width), vector("i1", width)
+    w.line(f"define internal {of} @{name}(ptr %where, {flags} %mask) nounwind noinline {{\nentry:")
+    w.line(f"  %all = call i1 @llvm.vector.reduce.and.v{width}i1({flags} %mask)\n  br i1 %all, label %whole, label %parts")
+    w.line(f"whole:\n  %full = load {of}, ptr %where, align {align}\n  ret {of} %full\nparts:")
+    raw = "zeroinitializer"
+    for k in range(width):
+        at = w.op(f"getelementptr {kind}, ptr %where, i64 {k}")
+        at = w.op(f"select i1 {w.op(f'extractelement {flags} %mask, i32 {k}')}, ptr {at}, ptr @zeros")
+        raw = w.op(f"insertelement {of} {raw}, {kind} {w.op(f'load {kind}, ptr {at}, align {align}')}, i32 {k}")
+    w.line(f"  ret {of} {raw}\n}}\n")
+    return "\n".join(w.scopes[0].lines)
+
+
+def _store_text(target: Target, name: str, kind: str, width: int, align: int) -> str:
+    w = FunctionWriter(target, {})
+    of, flags = vector(kind, width), vector("i1", width)
+    w.line(f"define internal void @{name}({of} %raw, ptr %where, {flags} %mask) nounwind noinline {{\nentry:\n{SINK}")
+    w.line(f"  %all = call i1 @llvm.vector.reduce.and.v{width}i1({flags} %mask)\n  br i1 %all, label %whole, label %parts")
+    w.line(f"whole:\n  store {of} %raw, ptr %where, align {align}\n  ret void\nparts:")
+    for k in range(width):
+        _store_lane(w, kind, width, align, k, w.op(f"getelementptr {kind}, ptr %where, i64 {k}"), "%mask", "%raw")
+    w.line("  ret void\n}\n")
+    return "\n".join(w.scopes[0].lines)

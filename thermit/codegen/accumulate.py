@@ -1,0 +1,140 @@
+"""Accumulators of loops -> LLVM instructions: their start, one iteration, the combination across lanes.
+
+What comes in: an Acc of loops/nest.py.  A `Running` holds the names of its state while the loop is written: one register, or two
+for argmax and argmin (the best value and where it stood).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thermit.codegen.expressions import ExpressionWriter
+from thermit.codegen.spelling import apply, constant, greatest_value, identity, least_value, register_type, scalar_type, vector
+from thermit.errors import CompileError
+from thermit.ir import prims as p
+from thermit.ir.node import Node
+from thermit.ir.types import BOOL, INT64, DType
+from thermit.loops.nest import Acc
+
+
+@dataclass(slots=True)
+class Running:
+    """An accumulator inside its loop: the registers of its state, their types."""
+
+    acc: Acc
+    lanes: int
+    values: list[str]
+    types: list[str]
+
+
+def is_argument(acc: Acc) -> bool:
+    """Whether it keeps a position."""
+    return acc.combine is p.ARGMAX or acc.combine is p.ARGMIN
+
+
+def is_idempotent(acc: Acc) -> bool:
+    """Whether an element may be taken twice."""
+    return is_argument(acc) or (acc.combine is not None and "idempotent" in acc.combine.algebra)
+
+
+def kinds(acc: Acc) -> list[DType]:
+    return [acc.value.dtype, INT64] if is_argument(acc) else [acc.local.dtype]
+
+
+def neutral(acc: Acc, lanes: int) -> Running:
+    """The state to which nothing was added yet."""
+    types = [register_type(k, lanes) for k in kinds(acc)]
+    if is_argument(acc):
+        worst = least_value(acc.value.dtype) if acc.combine is p.ARGMAX else greatest_value(acc.value.dtype)
+        # a position greater than any: the first element wins the tie against the start
+        return Running(acc, lanes, [constant(worst, acc.value.dtype, lanes), constant(INT64.max, INT64, lanes)], types)
+    if acc.combine is None:
+        raise CompileError("a scan cannot be a vector loop")
+    return Running(acc, lanes, [constant(identity(acc.combine, acc.local.dtype), acc.local.dtype, lanes)], types)
+
+
+def initial(w: ExpressionWriter, acc: Acc, lanes: int) -> Running:
+    """The state in front of a serial loop."""
+    if is_argument(acc):
+        return neutral(acc, lanes)
+    start = w.spread(acc.init) if lanes else w.value(acc.init)
+    return Running(acc, lanes, [start.text], [register_type(acc.local.dtype, lanes)])
+
+
+def advanced(w: ExpressionWriter, r: Running, mask: str | None = None) -> list[str]:
+    """The state after one iteration (in the lanes of the mask), written in the innermost scope."""
+    roots = [r.acc.value] if r.acc.position is None else [r.acc.value, r.acc.position]
+    new = [(w.spread(n) if r.lanes else w.value(n)).text for n in roots]
+    w.here()
+    state = combined(w, r.acc, r.values, new, r.lanes)
+    if mask is None:
+        return state
+    flags = vector("i1", r.lanes)
+    return [w.op(f"select {flags} {mask}, {t} {n}, {t} {v}") for n, v, t in zip(state, r.values, r.types, strict=True)]
+
+
+def combined(w: ExpressionWriter, acc: Acc, old: list[str], new: list[str], lanes: int) -> list[str]:
+    if acc.combine is None:
+        return new
+    if not is_argument(acc):
+        return [apply(w, acc.combine, acc.local.dtype, [old[0], new[0]], lanes)]
+    return _better(w, acc, old, new, lanes)
+
+
+def _better(w: ExpressionWriter, acc: Acc, old: list[str], new: list[str], lanes: int) -> list[str]:
+    """The better of two values with its position: nan is best, of equals the earlier."""
+    dtype = acc.value.dtype
+    kind, flags, place = register_type(dtype, lanes), vector("i1", lanes), vector("i64", lanes)
+    better = apply(w, p.GT if acc.combine is p.ARGMAX else p.LT, dtype, [new[0], old[0]], lanes)
+    equal = apply(w, p.EQ, dtype, [new[0], old[0]], lanes)
+    if dtype.is_float:
+        new_nan, old_nan = (w.op(f"fcmp uno {kind} {v[0]}, {v[0]}") for v in (new, old))
+        only_new = w.op(f"and {flags} {new_nan}, {w.op(f'xor {flags} {old_nan}, {constant(True, BOOL, lanes)}')}")
+        better = w.op(f"or {flags} {better}, {only_new}")
+        equal = w.op(f"or {flags} {equal}, {w.op(f'and {flags} {new_nan}, {old_nan}')}")
+    earlier = w.op(f"icmp slt {place} {new[1]}, {old[1]}")
+    better = w.op(f"or {flags} {better}, {w.op(f'and {flags} {equal}, {earlier}')}")
+    best = w.op(f"select {flags} {better}, {kind} {new[0]}, {kind} {old[0]}")
+    return [best, w.op(f"select {flags} {better}, {place} {new[1]}, {place} {old[1]}")]
+
+
+def across(w: ExpressionWriter, acc: Acc, init: str | None, states: list[list[str]], width: int) -> str:
+    """The lanes of all states combined to one scalar, in halves, then with the initial value.  Written where `at` points."""
+    while len(states) > 1:
+        pairs = [states[k : k + 2] for k in range(0, len(states), 2)]
+        states = [combined(w, acc, pair[0], pair[1], width) if len(pair) == 2 else pair[0] for pair in pairs]
+    state, types = states[0], [scalar_type(k) for k in kinds(acc)]
+    while width > 1:
+        width //= 2
+        low, high = ([_part(w, v, t, width, first) for v, t in zip(state, types, strict=True)] for first in (0, width))
+        if width == 1:
+            low, high = ([w.op(f"extractelement {vector(t, 1)} {v}, i32 0") for v, t in zip(half, types, strict=True)] for half in (low, high))
+            state = combined(w, acc, low, high, 0)
+        else:
+            state = combined(w, acc, low, high, width)
+    if init is None:
+        return state[-1]
+    assert acc.combine is not None
+    return apply(w, acc.combine, acc.local.dtype, [init, state[0]], 0)
+
+
+def _part(w: ExpressionWriter, value: str, type_text: str, width: int, first: int) -> str:
+    """`width` lanes of twice as many, from `first` on."""
+    of = vector(type_text, 2 * width)
+    order = ", ".join(f"i32 {first + k}" for k in range(width))
+    return w.op(f"shufflevector {of} {value}, {of} poison, <{width} x i32> <{order}>")
+
+
+def find_varying(w: ExpressionWriter, accs: tuple[Acc, ...]) -> set[Node]:
+    """The accumulators of a serial loop that have one value per lane of the vector loop around it."""
+    found: set[Node] = set()
+    changed = w.lanes is not None
+    while changed:
+        changed = False
+        for a in accs:
+            roots = [a.value, a.init if a.position is None else a.position]
+            if a.local not in found and any(w.steps.step(n) != 0 for n in roots):
+                found.add(a.local)
+                w.steps.set_varying(a.local)
+                changed = True
+    return found

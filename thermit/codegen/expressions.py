@@ -1,0 +1,308 @@
+"""Expressions of a loop program -> LLVM instructions, each in the outermost scope where its operands are known.
+
+A value is either uniform (a scalar) or, inside a vector loop, has one element per lane.  An int64 expression that is affine in
+the vector index exists as the scalar of lane 0 (`lane0`) and, only where somebody needs it, as a vector.
+
+Invariants: a load stays inside the loops that write its memory, behind what was stored before it, inside loops that may not run,
+and, if its offset is data, where it stands (a check of that offset may stand in front of it).
+"""
+
+from __future__ import annotations
+
+from thermit.codegen import access
+from thermit.codegen.lanes import Lanes, LaneSteps, contains
+from thermit.codegen.spelling import constant, literal, memory_type, scalar_type, spell, vector
+from thermit.codegen.target import Target
+from thermit.codegen.writer import FunctionWriter, Value
+from thermit.errors import CompileError
+from thermit.ir import prims as p
+from thermit.ir.node import Node, toposort
+from thermit.ir.types import FLOAT32, FLOAT64, INT32, INT64
+from thermit.loops.nest import Check, For, LoopProgram, Stmt, Store, exprs_of
+
+_COMPARE = {p.EQ: "eq", p.NE: "ne", p.LT: "slt", p.LE: "sle", p.GT: "sgt", p.GE: "sge"}
+
+
+class ExpressionWriter(FunctionWriter):
+    """Writes expressions; `steps` knows the open vector loop."""
+
+    def __init__(self, target: Target, helpers: dict[str, str], program: LoopProgram) -> None:
+        super().__init__(target, helpers)
+        self.program = program
+        self.memories = {m.name: m for m in program.memories}
+        self.steps = LaneSteps()
+        self.steps.extents[program.index] = program.extent
+        self._has_check = has_check(program.body)
+        self._find_written()
+
+    @property
+    def lanes(self) -> Lanes | None:
+        return self.steps.lanes
+
+    # ------------------------------------------------------------------ memories that are written
+    def _find_written(self) -> None:
+        """`_clobbers[name]`: bits of the memories that a store to `name` may change; `_reads[node]`: bits of those that node reads."""
+        memories = self.program.memories
+        bit = {m.name: 1 << k for k, m in enumerate(memories)}
+        self._clobbers: dict[str, int] = {}
+        for name in stored(self.program.body):
+            alias = self.memories[name].alias
+            self._clobbers[name] = sum(bit[m.name] for m in memories if m.name == name or name in m.alias or m.name in alias)
+        changed = 0
+        for bits in self._clobbers.values():
+            changed |= bits
+        self._reads: dict[Node, int] = {}
+        for node in toposort(exprs_of(self.program.body)):
+            bits = bit[node.attrs.name] & changed if node.prim is p.LOAD else 0
+            for arg in node.args:
+                bits |= self._reads.get(arg, 0)
+            if bits:
+                self._reads[node] = bits
+
+    def writes_of(self, body: tuple[Stmt, ...]) -> int:
+        """Bits of the memories that the statements may change."""
+        bits = 0
+        for name in stored(body):
+            bits |= self._clobbers[name]
+        return bits
+
+    def reads_of(self, roots: list[Node]) -> int:
+        bits = 0
+        for root in roots:
+            bits |= self._reads.get(root, 0)
+        return bits
+
+    def forget(self, bits: int) -> None:
+        """Drops the values that were read from memories in `bits`."""
+        if not bits:
+            return
+        for key in list(self.values):
+            node = key[1] if isinstance(key, tuple) else key
+            if self._reads.get(node, 0) & bits:
+                del self.values[key]
+
+    # ------------------------------------------------------------------ values
+    def value(self, root: Node) -> Value:
+        """The register that holds an expression: a scalar where it is uniform, else one element per lane."""
+        values = self.values
+        found = values.get(root)
+        if found is not None:
+            return found
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if node in values:
+                stack.pop()
+                continue
+            missing = [a for a in self._operands(node) if a not in values]
+            if missing:
+                stack += reversed(missing)
+                continue
+            stack.pop()
+            self._make(node)
+        return values[root]
+
+    def _operands(self, node: Node) -> tuple[Node, ...]:
+        """The args whose values must be there: an affine offset or comparison needs only its scalars."""
+        if self.lanes is None or not node.args:
+            return node.args
+        if node.prim is p.LOAD:
+            return node.args if self.steps.step(node.args[0]) in (0, None) else node.args[1:]
+        if node.dtype is INT64 and self.steps.step(node) not in (0, None):
+            return ()
+        return () if self._is_affine_comparison(node) else node.args
+
+    def _make(self, node: Node) -> None:
+        prim = node.prim
+        if prim is p.CONST:
+            self.bind(node, Value(literal(node.attrs.value, node.dtype), 0, 0))
+        elif prim is p.LOAD:
+            self._load(node)
+        elif self.lanes is None or not self._make_in_lanes(node, self.lanes):
+            if not node.args:
+                raise CompileError(f"{prim} {node.attrs.name} is read outside its loop")
+            args = [self.values[a] for a in node.args]
+            lanes = max([a.lanes for a in args])
+            if lanes:
+                args = [a if a.lanes else self.spread(n) for a, n in zip(args, node.args, strict=True)]
+            depth = max([a.depth for a in args])
+            self.go(depth)
+            self.bind(node, Value(spell(self, node, [a.text for a in args], lanes), lanes, depth))
+
+    def _make_in_lanes(self, node: Node, lanes: Lanes) -> bool:
+        """Values that follow from lane 0 and the step; False where the node is an ordinary one."""
+        if node.dtype is INT64:
+            step = self.steps.step(node)
+            if step:
+                self._ramp(node, step, lanes)
+                return True
+            if step == 0 and any(self.steps.step(a) != 0 for a in node.args):
+                self.bind(node, self.lane0(node))
+                return True
+        elif node.prim is p.CAST and node.args[0].dtype is INT64 and node.dtype in (FLOAT32, FLOAT64, INT32):
+            return self._cast_ramp(node, lanes)
+        elif self._is_affine_comparison(node):
+            self._compare_ramps(node, lanes)
+            return True
+        return False
+
+    def spread(self, node: Node) -> Value:
+        """The value of a node with one element per lane."""
+        value = self.value(node)
+        if value.lanes or self.lanes is None:
+            return value
+        width = self.lanes.width
+        key = ("splat", node, width)
+        found = self.values.get(key)
+        if found is not None:
+            return found
+        self.go(value.depth)
+        if node.prim is p.CONST:
+            return self.bind(key, Value(constant(node.attrs.value, node.dtype, width), width, 0))
+        return self.bind(key, Value(self.splat(value.text, scalar_type(node.dtype), width), width, value.depth))
+
+    # ------------------------------------------------------------------ affine in the vector index
+    def lane0(self, node: Node) -> Value:
+        """The scalar of lane 0 of an affine expression (its value if it is uniform)."""
+        lanes = self.lanes
+        if lanes is None:
+            return self.value(node)
+        if node is lanes.index:
+            return Value(lanes.base, 0, lanes.depth)
+        key = ("lane0", node)
+        found = self.values.get(key)
+        if found is not None:
+            return found
+        if all(self.steps.step(a) == 0 for a in node.args):
+            return self.value(node)
+        args = [self.lane0(a) for a in node.args]
+        depth = max(a.depth for a in args)
+        self.go(depth)
+        return self.bind(key, Value(spell(self, node, [a.text for a in args], 0), 0, depth))
+
+    def _ramp(self, node: Node, step: int, lanes: Lanes) -> None:
+        base = self.lane0(node)
+        self.go(base.depth)
+        spread = self.splat(base.text, "i64", lanes.width)
+        text = self.op(f"add {vector('i64', lanes.width)} {spread}, {_ramp_text('i64', step, lanes.width)}")
+        self.bind(node, Value(text, lanes.width, base.depth))
+
+    def _cast_ramp(self, node: Node, lanes: Lanes) -> bool:
+        """An affine int64 known to fit 32 bits is converted from there: vectors of 64-bit integers are slow to convert."""
+        source = node.args[0]
+        step = self.steps.step(source)
+        if not step or not (node.dtype is INT32 or self.steps.fits_32_bits(source)) or abs(step) * lanes.width >= 1 << 31:
+            return False
+        base = self.lane0(source)
+        self.go(base.depth)
+        of = vector("i32", lanes.width)
+        spread = self.splat(self.op(f"trunc i64 {base.text} to i32"), "i32", lanes.width)
+        text = self.op(f"add {of} {spread}, {_ramp_text('i32', step, lanes.width)}")
+        if node.dtype is not INT32:
+            text = self.op(f"sitofp {of} {text} to {vector(scalar_type(node.dtype), lanes.width)}")
+        self.bind(node, Value(text, lanes.width, base.depth))
+        return True
+
+    def _is_affine_comparison(self, node: Node) -> bool:
+        """Whether both sides are affine, at least one of them varying, and their difference cannot overflow 64 bits."""
+        if node.prim not in _COMPARE or node.args[0].dtype is not INT64 or self.lanes is None:
+            return False
+        x, y = (self.steps.step(a) for a in node.args)
+        if x is None or y is None or (x == 0 and y == 0) or abs(x - y) * self.lanes.width >= 1 << 31:
+            return False
+        return all(abs(bound) < 1 << 62 for a in node.args for bound in self.steps.interval(a))
+
+    def _compare_ramps(self, node: Node, lanes: Lanes) -> None:
+        """x + k * s < y + k * t  is  k * (s - t) < y - x, the right side clamped to 32 bits: a quarter of the work of 64-bit lanes."""
+        x, y = (self.lane0(a) for a in node.args)
+        depth = max(x.depth, y.depth)
+        self.go(depth)
+        of, step = vector("i32", lanes.width), (self.steps.step(node.args[0]) or 0) - (self.steps.step(node.args[1]) or 0)
+        gap = self.op(f"sub i64 {y.text}, {x.text}")
+        gap = self.op(f"call i64 @llvm.smin.i64(i64 {gap}, i64 {(1 << 31) - 1})")
+        gap = self.op(f"call i64 @llvm.smax.i64(i64 {gap}, i64 {-(1 << 31)})")
+        spread = self.splat(self.op(f"trunc i64 {gap} to i32"), "i32", lanes.width)
+        text = self.op(f"icmp {_COMPARE[node.prim]} {of} {_ramp_text('i32', step, lanes.width)}, {spread}")
+        self.bind(node, Value(text, lanes.width, depth))
+
+    # ------------------------------------------------------------------ loads
+    def _floor_of_load(self, node: Node) -> int:
+        """The outermost scope in which the load may stand."""
+        if self._has_check and depends_on_data(node.args[0]):
+            return self.innermost
+        bits, floor = self._reads.get(node, 0), 0
+        for depth, scope in enumerate(self.scopes):
+            if scope.writes & bits or scope.conditional:
+                floor = depth
+        return floor
+
+    def _load(self, node: Node) -> None:
+        memory, lanes = self.memories[node.attrs.name], self.lanes
+        guard = self.values[node.args[1]] if len(node.args) > 1 else None
+        step = self.steps.step(node.args[0])
+        offset = self.values[node.args[0]] if step in (0, None) else self.lane0(node.args[0])
+        depth = max(offset.depth, self._floor_of_load(node), guard.depth if guard is not None else 0)
+        flag = guard.text if guard is not None and not guard.lanes else None
+        if lanes is None or (step == 0 and (guard is None or flag is not None)):
+            self.go(depth)
+            raw = access.scalar_load(self, memory, offset.text, flag)
+            self.bind(node, Value(access.from_memory(self, raw, memory.dtype, 0), 0, depth))
+            return
+        width = lanes.width
+        depth = max(depth, lanes.depth)
+        self.go(depth)
+        if step == 0:
+            raw = self._splat_where(memory.name, offset.text, self.mask(guard) or "", width)
+        elif step in (1, -1):
+            mask = lanes.mask if flag is not None else self.mask(guard)
+            raw = access.contiguous_load(self, memory, offset.text, width, mask, flag, step == -1)
+        else:
+            raw = access.gather(self, memory, offset.text, step, width, self.mask(guard))
+        self.bind(node, Value(access.from_memory(self, raw, memory.dtype, width), width, depth))
+
+    def _splat_where(self, name: str, offset: str, mask: str, width: int) -> str:
+        """One element in the lanes of the mask, zero in the others; read if there is one."""
+        memory = self.memories[name]
+        kind = memory_type(memory.dtype)
+        raw = access.scalar_load(self, memory, offset, access.any_lane(self, mask, width))
+        of = vector(kind, width)
+        return self.op(f"select {vector('i1', width)} {mask}, {of} {self.splat(raw, kind, width)}, {of} zeroinitializer")
+
+    def mask(self, guard: Value | None) -> str | None:
+        """The lanes that may touch memory: those inside the loop in which the guard holds.  None: all.  Written where `at` points."""
+        assert self.lanes is not None
+        if guard is None:
+            return self.lanes.mask
+        text = guard.text if guard.lanes else self.splat(guard.text, "i1", self.lanes.width)
+        return text if self.lanes.mask is None else self.op(f"and {vector('i1', self.lanes.width)} {text}, {self.lanes.mask}")
+
+
+def _ramp_text(type_text: str, step: int, width: int) -> str:
+    return "<" + ", ".join(f"{type_text} {k * step}" for k in range(width)) + ">"
+
+
+def stored(body: tuple[Stmt, ...]) -> set[str]:
+    """Names of the memories that the statements write."""
+    names: set[str] = set()
+    for s in body:
+        match s:
+            case Store():
+                names.add(s.memory)
+            case For():
+                names |= stored(s.body)
+    return names
+
+
+def has_check(body: tuple[Stmt, ...]) -> bool:
+    return any(isinstance(s, Check) or (isinstance(s, For) and has_check(s.body)) for s in body)
+
+
+def depends_on_data(root: Node) -> bool:
+    """Whether an offset contains a load or a local."""
+    return any(n.prim in (p.LOAD, p.LOCAL) for n in toposort([root]))
+
+
+def divides(roots: list[Node]) -> bool:
+    """Whether an offset among the expressions divides: its blocks count from multiples of the width."""
+    return contains(roots, p.DIV, p.REM)
+

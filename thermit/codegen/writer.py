@@ -1,0 +1,115 @@
+"""The text of one LLVM function while it is written: scopes, names, blocks, what is known where.
+
+What goes out: lines in SSA form.  The one idea: each open loop is a scope with its own list of lines; when it closes they follow
+what stands in the scope around it.  So while an inner loop is written, a line may still be put in front of it, and hoisting is
+nothing but choosing a scope.  Invariant: only the innermost scope holds labels that are still open, so a hoisted line (which
+never has a label) always stands in a block that comes before everything written since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from thermit.codegen.spelling import vector
+from thermit.codegen.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A register (or constant) with `lanes` elements (0: a scalar), known from scope number `depth` on."""
+
+    text: str
+    lanes: int
+    depth: int
+
+
+@dataclass(slots=True)
+class Scope:
+    """An open loop, or one iteration of an unrolled one.
+
+    `bound`: what is known here only.  `writes`: bits of the memories written inside.  `conditional`: it may not run at all, so
+    no load moves out of it.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    bound: list[object] = field(default_factory=list)
+    writes: int = 0
+    conditional: bool = False
+
+
+class FunctionWriter:
+    """`op` appends an instruction where `at` points: to the scope chosen by `go`, the innermost one after `here`."""
+
+    def __init__(self, target: Target, helpers: dict[str, str]) -> None:
+        self.target = target
+        self.helpers = helpers
+        self.scopes: list[Scope] = [Scope()]
+        self.at = self.scopes[0].lines
+        self.depth = 0
+        self.block = "entry"  # label of the block being written in the innermost scope
+        self.values: dict[object, Value] = {}
+        self._count = 0
+
+    def op(self, text: str) -> str:
+        self._count += 1
+        name = f"%v{self._count}"
+        self.at.append(f"  {name} = {text}")
+        return name
+
+    def line(self, text: str) -> None:
+        """A line without result, in the innermost scope."""
+        self.scopes[-1].lines.append(text)
+
+    def label(self, stem: str) -> str:
+        """A new label."""
+        self._count += 1
+        return f"{stem}{self._count}"
+
+    def begin_block(self, label: str) -> None:
+        self.line(f"{label}:")
+        self.block = label
+
+    def go(self, depth: int) -> None:
+        self.depth = depth
+        self.at = self.scopes[depth].lines
+
+    def here(self) -> None:
+        self.go(len(self.scopes) - 1)
+
+    @property
+    def innermost(self) -> int:
+        return len(self.scopes) - 1
+
+    def helper(self, name: str, make: Callable[[], str]) -> str:
+        """`@name`, a private function of the module, whose text is made once."""
+        if name not in self.helpers:
+            self.helpers[name] = make()
+        return f"@{name}"
+
+    def bind(self, key: object, value: Value) -> Value:
+        """Remembers a value until its scope closes."""
+        self.values[key] = value
+        self.scopes[value.depth].bound.append(key)
+        return value
+
+    @contextmanager
+    def scope(self, writes: int = 0, conditional: bool = False) -> Iterator[Scope]:
+        opened = Scope(writes=writes, conditional=conditional)
+        self.scopes.append(opened)
+        self.here()
+        yield opened
+        self.scopes.pop()
+        for key in opened.bound:
+            self.values.pop(key, None)
+        self.scopes[-1].lines += opened.lines
+        self.here()
+
+    def splat(self, text: str, type_text: str, width: int) -> str:
+        """A scalar in every lane."""
+        if not text.startswith("%"):
+            return f"splat ({type_text} {text})"
+        of = vector(type_text, width)
+        one = self.op(f"insertelement {of} poison, {type_text} {text}, i32 0")
+        return self.op(f"shufflevector {of} {one}, {of} poison, <{width} x i32> zeroinitializer")
