@@ -19,6 +19,7 @@ from thermit.ir.types import Shape
 from thermit.loops.index import Indices
 
 Groups = tuple[tuple[int, ...], ...]
+AxisForm = tuple[int, tuple[tuple[int, int], ...]]  # const, (domain axis, coefficient): an index in terms of the domain
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Layout:
     rows: int
     in_order: bool = False  # the outermost group is scanned: it is no parallel loop
     reductions: dict[Node, Groups] = field(default_factory=dict)
+    first: list[tuple[Node, tuple[AxisForm, ...]]] = field(default_factory=list)  # what rows reduce, innermost reductions first
 
     def groups(self, node: Node) -> Groups:
         return self.reductions.get(node) or tuple((a,) for a in node.attrs.axes)

@@ -53,6 +53,7 @@ class Scope:
     variable: Node
     extent: int
     depth: int
+    rank: int = 0
     items: list[tuple[int, Stmt | Scope]] = field(default_factory=list)
     accs: list[Acc] = field(default_factory=list)
     memo: dict[tuple[Node, Index, Node | None], Node] = field(default_factory=dict)
@@ -79,10 +80,13 @@ class Pull:
         self.active: list[Scope] = []
         self.uses: set[Node] = set()  # index expressions whose values matter, for the layout
         self.reached: list[tuple[Node, Index, tuple[Node | None, ...]]] = []  # reductions: where they were pulled, the variables of their axes
+        self.unguarded: list[tuple[Node, Index]] = []
         self.scans: set[Node] = set()
-        self.rows: dict[tuple[Node, Index], tuple[str, Node, DType]] = {}
+        self.rows: dict[tuple[Node, Index], tuple[str, Node, int]] = {}
         self.ranks = _ranks([s.node for s in kernel.stores], {load.node for load in kernel.loads})
         self.counter = 0
+        self.outer = 1  # scopes that every row owns
+        self.kept: set[Node] = set()
 
     # ------------------------------------------------------------------ scopes
     def fresh(self, prefix: str) -> str:
@@ -103,10 +107,10 @@ class Pull:
             depth = max(depth, self.depth(guard))
         return self.active[max(depth, 1) - 1]
 
-    def open(self, variable: Node, extent: int, depth: int) -> Scope:
+    def open(self, variable: Node, extent: int, depth: int, rank: int = 0) -> Scope:
         self.indices.extents[variable] = extent
         self.depths[variable] = depth
-        return Scope(variable, extent, depth)
+        return Scope(variable, extent, depth, rank)
 
     def loops(self, parent: Scope, extents: Shape, rank: int) -> list[Scope]:
         """The nest of loops over `extents` inside `parent` for things of this rank, made when it is not there."""
@@ -116,7 +120,7 @@ class Pull:
             found, above = [], parent
             for k, extent in enumerate(extents):
                 name = f"{parent.variable.attrs.name}_{'x'.join(map(str, extents))}_{k}"
-                scope = self.open(build.index(name), extent, above.depth + 1)
+                scope = self.open(build.index(name), extent, above.depth + 1, rank)
                 above.items.append((2 * rank, scope))
                 found.append(scope)
                 above = scope
@@ -273,6 +277,8 @@ class Pull:
                 inner[a] = next(rest)
         if self.layout is None:
             self.reached.append((node, index, tuple(None if x.shape[a] == 1 else inner[a] for a in axes)))
+            if guard is None:
+                self.unguarded.append((node, index))
         saved = self.active
         self.active = [*saved[: parent.depth], *scopes]
         value = self.pull(x, tuple(inner), guard)
@@ -332,17 +338,20 @@ class Pull:
         """A value kept for later loops of the same row: written where it is first computed, read afterwards."""
         key = (node, index)
         if key in self.rows and guard is None:
-            name, offset, dtype = self.rows[key]
-            return build.load(name, dtype, offset)
-        bare = [i for i in index if i in self.indices.extents and self.depth(i) > 1]
+            name, offset, written = self.rows[key]
+            if self.scope_at(index, guard).rank > written:
+                return build.load(name, node.dtype, offset)
         value = self.body_of(node, index, guard)
-        scope = self.scope_at(index, guard)
-        if guard is not None or scope.depth == 1 or self.layout is None or any(self.depth(i) > 1 and i not in bare for i in index):
+        inner = [i for i in index if self.depth(i) > self.outer]
+        bare = [i for i in inner if i.prim is p.INDEX]
+        if guard is not None or self.layout is None or not bare or len(set(bare)) != len(inner) or node in self.kept:
             return value
+        self.kept.add(node)
+        scope = self.scope_at(index, guard)
         offset = self.indices.linearize(bare, tuple(self.indices.extents[i] for i in bare))
         name = f"row{len(self.rows)}"
         self.memories.append(Memory(name, node.dtype, "row", _product(self.indices.extents[i] for i in bare)))
-        self.rows[key] = (name, offset, node.dtype)
+        self.rows[key] = (name, offset, scope.rank)
         scope.items.append((2 * self.ranks.get(node, 0) + 1, Store(name, offset, value)))
         return value
 
@@ -403,7 +412,14 @@ def _layout(kernel: Kernel) -> Layout:
         free = [a for a, v in enumerate(variables) if v is not None and (s.node.type.numel == main.node.type.numel or v in rows)]
         probe.store(k, s, _placed(s.node.shape, shape, free, variables), scope)
     reductions = [(node, frozenset(atom for i in index for atom in _variables(i)), own) for node, index, own in probe.reached]
-    return choose(Seen(shape, main.strides, variables, probe.uses, reductions, probe.scans), probe.indices)
+    layout = choose(Seen(shape, main.strides, variables, probe.uses, reductions, probe.scans), probe.indices)
+    axes = {v: a for a, v in enumerate(variables) if v is not None}
+    rows = {a for group in layout.order[: layout.rows] for a in group}
+    for node, index in sorted(probe.unguarded, key=lambda item: probe.ranks[item[0]]):
+        forms = [probe.indices.form(i) for i in index]
+        if all(axes.get(atom, -1) in rows for _, terms in forms for atom in terms):
+            layout.first.append((node, tuple((const, tuple((axes[atom], k) for atom, k in terms.items())) for const, terms in forms)))
+    return layout
 
 
 def _variables(expression: Node) -> list[Node]:
@@ -429,9 +445,14 @@ def _build(pull: Pull) -> LoopProgram:
     for k in range(1, outer):  # after what the outer rows compute
         chain.append(pull.open(build.index(f"i{k}"), extents[k], k + 1))
         chain[k - 1].items.append((1 << 30, chain[k]))
+    pull.outer = len(chain)
     variables: list[Node | None] = [None] * len(shape)
     for group, scope in zip(layout.order[:outer], chain, strict=False):
         variables[group[-1]] = scope.variable
+    pull.active = chain
+    for node, forms in layout.first:  # so that what is kept in rows is written by the first loop that needs it
+        index = tuple(pull.indices.linear([(k, variables[a] or ZERO) for a, k in terms], const) for const, terms in forms)
+        pull.pull(node, index, None)
     for k, s in enumerate(kernel.stores):
         inside = list(chain)
         named = list(variables)

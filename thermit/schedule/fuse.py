@@ -20,33 +20,12 @@ from typing import Any
 from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort, users
 from thermit.ir.types import Shape, contiguous_strides
+from thermit.schedule.cost import COST_SHARED, LIMIT_LOADS, LIMIT_NODES, SMALL_ELEMS, SPLIT_ELEMS, cost_of
 from thermit.schedule.group import Group, Root
 from thermit.schedule.kernel import Refusal, Schedule, match
 from thermit.schedule.order import arrange
 from thermit.schedule.split import copied, split
 from thermit.schedule.trace import Labels, Trace, trace
-
-# Limits and costs, in "operations on one element" where nothing else is said.
-LIMIT_NODES = 400  # of one kernel: above, compile time leaves the milliseconds and registers spill
-LIMIT_LOADS = 40  # buffers that one kernel reads: pointers and streams
-COSTLY = frozenset(
-    (p.EXP, p.EXP2, p.EXPM1, p.LOG, p.LOG2, p.LOG10, p.LOG1P, p.SIN, p.COS, p.TAN, p.ASIN, p.ACOS, p.ATAN, p.SINH, p.COSH, p.TANH, p.ASINH, p.ACOSH,
-     p.ATANH, p.ERF, p.ERFC, p.SIGMOID, p.POW, p.ATAN2, p.HYPOT)
-)  # fmt: skip
-COST_COSTLY, COST_DIVIDE = 10, 4
-COST_SHARED = 24  # a value that two kernels need is stored from here on: a write and two reads of memory cost about as much
-COST_ROW = 8  # a value that two loops over a row need is kept from here on: a write and a read of L1
-ROW_BYTES = 256 << 10  # row buffers of one kernel, on the stack and in L2
-SMALL_ELEMS = 16 << 10  # below, one core does it before a second could be woken
-SPLIT_ELEMS = 64 << 10  # a reduction of more elements into few is done in two kernels, so that cores share it
-SPLIT_PARTS = 64
-
-
-def cost_of(node: Node) -> int:
-    """Operations of one element of a map."""
-    if node.prim in COSTLY:
-        return COST_COSTLY
-    return COST_DIVIDE if node.prim in (p.DIV, p.SQRT, p.REM) else 1
 
 
 class Fusion:
@@ -135,23 +114,22 @@ class Fusion:
         """The kernel that computes `root`, with what it absorbs."""
         if root.node.prim is p.SCATTER and root.node in taken:  # stands in memory once: this is a copy
             return Group([root], Trace([], [], leaves={root.node: None}), reads={root.node})
-        absorbed: dict[Node, None] = {}
-        declined: set[Node] = set()
         alone = root.node in self.apart
+        open_to = set() if alone else {n for n in wanted if n not in taken and n not in self.apart and n not in self.stored}
+        absorbed: set[Node] = set()
 
         def leaf(node: Node, labels: Labels, so_far: Trace) -> bool:
-            if node.prim in (p.INPUT, p.RESULT) or node in self.stored:
+            if node.prim in (p.INPUT, p.RESULT) or node in self.stored or (node in wanted and node not in open_to):
                 return True
-            if node in declined:
-                return True
-            if node in wanted and node not in absorbed:
-                if alone or node in self.apart or node in taken or not self.joins(node, labels, so_far, root):
-                    declined.add(node)
-                    return True
-                absorbed[node] = None
             return node.prim.kind == "reduce" and self.refuses(node, labels, so_far, root)
 
         found = self.trace_root(root.node, leaf)
+        if any(n in open_to and n is not root.node for n in found.visits):  # some were needed on the way: which can be written here?
+            absorbed = {n for n in found.visits if n in open_to and n is not root.node and self.joins(n, found, root)}
+            if not all(n in absorbed or n is root.node for n in found.visits if n in open_to):
+                open_to = absorbed
+                found = self.trace_root(root.node, leaf)
+                absorbed = {n for n in absorbed if n in found.visits and self.joins(n, found, root)}
         group = Group([root], found)
         group.roots += [r for r in self.roots if r is not root and r.node in absorbed and r.node not in taken]
         if root.node.prim is not p.SCATTER:
@@ -173,14 +151,17 @@ class Fusion:
             return start
         return trace(node, leaf)
 
-    def joins(self, node: Node, labels: Labels, so_far: Trace, root: Root) -> bool:
-        """Whether a wanted value can be written by the kernel that needs it at these labels: over the whole domain, or a row."""
+    def joins(self, node: Node, found: Trace, root: Root) -> bool:
+        """Whether a wanted value can be written by the kernel that needs it: somewhere it is needed over the whole domain, or once a row."""
         if root.node.prim is p.SCATTER or node.prim.kind == "scan":
             return False
-        rank = len(root.node.shape)
-        bare = [label for label, n in zip(labels, node.shape, strict=True) if n != 1]
-        in_domain = all(label and not label & (label - 1) and label < 1 << rank for label in bare)
-        return in_domain and bare == sorted(set(bare)) and so_far.trips(sum(bare)) == node.type.numel
+        domain = (1 << len(root.node.shape)) - 1
+        for labels in found.visits[node]:
+            bare = [label for label, n in zip(labels, node.shape, strict=True) if n != 1]
+            in_domain = all(label and not label & (label - 1) and label & domain for label in bare)
+            if in_domain and bare == sorted(set(bare)) and found.trips(sum(bare)) == node.type.numel:
+                return True
+        return False
 
     def refuses(self, node: Node, labels: Labels, so_far: Trace, root: Root) -> bool:
         """Whether a reduction is stored instead of computed inside; if so it says why."""

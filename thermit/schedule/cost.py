@@ -1,0 +1,31 @@
+"""What operations cost, for the rules of fusion: limits and thresholds in one place.
+
+The unit is one operation on one element (an addition).
+"""
+
+from __future__ import annotations
+
+from thermit.ir import prims as p
+from thermit.ir.node import Node
+
+LIMIT_NODES = 400  # of one kernel: above, compile time leaves the milliseconds and registers spill
+LIMIT_LOADS = 40  # buffers that one kernel reads: pointers and streams
+COST_COSTLY = 10
+COST_DIVIDE = 4
+COST_SHARED = 24  # a value that two kernels need is stored from here on: a write and two reads of memory cost about as much
+COST_ROW = 8  # a value that two loops over a row need is kept from here on: a write and a read of L1
+ROW_BYTES = 256 << 10  # row buffers of one kernel, on the stack and in L2
+SMALL_ELEMS = 16 << 10  # below, one core does it before a second could be woken
+SPLIT_ELEMS = 64 << 10  # a reduction of more elements into few is done in two kernels, so that cores share it
+SPLIT_PARTS = 64
+COSTLY = frozenset(
+    (p.EXP, p.EXP2, p.EXPM1, p.LOG, p.LOG2, p.LOG10, p.LOG1P, p.SIN, p.COS, p.TAN, p.ASIN, p.ACOS, p.ATAN, p.SINH, p.COSH, p.TANH, p.ASINH, p.ACOSH,
+     p.ATANH, p.ERF, p.ERFC, p.SIGMOID, p.POW, p.ATAN2, p.HYPOT)
+)  # fmt: skip
+
+
+def cost_of(node: Node) -> int:
+    """Operations of one element of a map."""
+    if node.prim in COSTLY:
+        return COST_COSTLY
+    return COST_DIVIDE if node.prim in (p.DIV, p.SQRT, p.REM) else 1
