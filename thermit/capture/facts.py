@@ -56,6 +56,7 @@ from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze, is_valu
 Refused = Callable[[str, str], None]
 
 _CONTAINERS = frozenset((list, tuple, dict, set, frozenset, OrderedDict, defaultdict, deque, functools.partial))
+_BASES = (list, tuple, dict, set, frozenset, deque)
 _QUIET = IMMUTABLE | {torch.Tensor, torch.nn.Parameter}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
@@ -70,6 +71,7 @@ _IMPURE_BUILTINS = frozenset(("print", "input", "open", "breakpoint", "start_new
 _GENERATOR_READS = frozenset(("manual_seed", "seed", "set_state", "get_state", "initial_seed", "set_offset", "get_offset"))
 _CLOCKS = frozenset(("now", "today", "utcnow"))
 VALUE_READS = frozenset(("tolist", "numpy", "data_ptr", "__array__", "__dlpack__", "_to_dlpack", "untyped_storage", "storage"))
+_READING_CODES = frozenset(getattr(torch.Tensor, name).__code__ for name in ("__array__", "__dlpack__", "storage", "__reduce_ex__", "__deepcopy__"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,8 @@ class Watcher:
         if event == "call":
             origin = code_origin(frame.f_code)
             if origin is LIBRARY:
+                if frame.f_code in _READING_CODES:
+                    self._refuse("reads the values of a tensor", frame)
                 return
             try:
                 if origin is STANDARD:
@@ -186,11 +190,11 @@ class Watcher:
         if kind in _QUIET or isinstance(value, torch.Tensor):
             return []
         parts = [] if kind is functools.partial else list(elements(source, value))
-        if not parts and kind not in _CONTAINERS:
+        if not parts and not _is_container(value):
             self._know(value, Held(value, str(source)))
             return [value]
         self._know(value, source)
-        if kind not in _CONTAINERS:
+        if not _is_container(value):
             self._flattened.add(id(value))
         inside = self._contents[id(value)] = [value]
         for part, child in parts:
@@ -246,9 +250,11 @@ class Watcher:
         if isinstance(owner, torch.nn.Module) and id(owner) not in self._fresh:
             self._argument(owner)
             self._module_hooks(owner)
+        kind = owner if isinstance(owner, type) else type(owner)
+        if kind is not owner and id(owner) in self._known and _in_class(kind, name) is not None and class_origin(kind) is not LIBRARY:
+            self._classed(owner, set() if name.startswith("__") else {name})
         if function is None or function.__code__ in self._nested:
             return
-        kind = owner if isinstance(owner, type) else type(owner)
         if class_origin(kind) is not USER:
             return
         for base in kind.__mro__:
@@ -426,8 +432,11 @@ class Watcher:
 
     def _touch(self, value: Any, names: Names, attributes: set[str]) -> list[Any]:
         kind = type(value)
-        if kind in _CONTAINERS or (id(value) in self._contents and id(value) not in self._flattened):
-            return self._contents.get(id(value), [])
+        inside: list[Any] = []
+        if id(value) in self._contents and id(value) not in self._flattened:
+            inside = self._contents[id(value)]
+        if kind in _CONTAINERS:
+            return inside
         if kind is MethodType:
             return [value.__self__, value.__func__]
         if kind is property:
@@ -440,12 +449,12 @@ class Watcher:
             return self._reach(Variable(value), Variable(value).read(self.call))
         origin = class_origin(value if isinstance(value, type) else kind)
         if origin is LIBRARY and kind is not FunctionType:
-            return []
+            return inside
         if isinstance(value, type):
             return self._class_attributes(value, attributes)
         everything = names.reflects or origin is STANDARD
         table = getattr(value, "__dict__", None) or {}
-        found = []
+        found = list(inside)
         if everything and id(value) not in self._flattened and kind is not FunctionType:
             found += self._reach(Attr(self._home(value), "__dict__"), table)
         found += self._attributes(value, table, attributes, names)
@@ -479,7 +488,8 @@ class Watcher:
                 children[name] = self._reach(Attr(Held(kind, kind.__qualname__), name), raw)
             elif name in table:
                 if not flattened:
-                    children[name] = self._reach(Attr(home, name), table[name])
+                    described = raw is not None and hasattr(type(raw), "__get__")  # reading it by name might compute it anew
+                    children[name] = self._reach(Item(Attr(home, "__dict__"), name) if described else Attr(home, name), table[name])
             elif module is not None and (place := next((t for t in _MODULE_TABLES if name in module.get(t, ())), None)) is not None:
                 children[name] = self._reach(Item(Attr(home, place), name), module[place][name])
                 shadowed.add(name)
@@ -489,19 +499,21 @@ class Watcher:
             else:
                 children[name] = self._class_attribute(value, kind, name, raw, flattened)
                 shadowed.add(name)
-        if shadowed and table is not None and kind is not FunctionType and hasattr(value, "__dict__"):
-            self._shadow(value, home, shadowed)
+        if shadowed and kind is not FunctionType and kind is not ModuleType:
+            self._classed(value, shadowed)
         skipped = "" if self._through_tables else "_modules"
         return [c for name in attributes if name != skipped and (found := children.get(name)) for c in found]
 
-    def _shadow(self, value: Any, home: Held, names: set[str]) -> None:
-        """Guards that the object's own dict has none of these names (they are the class's, or nowhere)."""
+    def _classed(self, value: Any, names: set[str]) -> None:
+        """Guards the class of an object, and that its own dict has none of the names that were found in the class, or nowhere."""
+        home = self._home(value)
+        self._guard(home, "type", type(value))
         known = self._shadows.setdefault(id(value), set())
+        if names <= known or not hasattr(value, "__dict__"):
+            return
         known |= names
         place = Attr(home, "__dict__")
-        key = Item(place, "absent")
-        self._reached[key] = None
-        self._guards[key] = Guard(place, "absent", frozenset(known))
+        self._guards[Item(place, "absent")] = Guard(place, "absent", frozenset(known))
 
     def _class_attribute(self, value: Any, kind: type, name: str, raw: Any, flattened: bool) -> list[Any]:
         if isinstance(raw, MemberDescriptorType) or (hasattr(type(raw), "__set__") and not isinstance(raw, FunctionType)):
@@ -548,7 +560,7 @@ class Watcher:
             self._guard(source, "equals", value)
         elif isinstance(value, torch.Tensor):
             self._reach_tensor(source, value)
-        elif kind in _CONTAINERS:
+        elif _is_container(value):
             found = self._reach_container(source, value)
         elif is_value(value):
             self._guard(source, "equals", value)
@@ -591,7 +603,7 @@ class Watcher:
                 self._tensors.setdefault(id(child), (child, place))
                 self._entry.append((place, child))
             elif type(child) not in IMMUTABLE and id(child) not in seen:
-                inner = type(child) in _CONTAINERS
+                inner = _is_container(child)
                 self._know(child, place if inner else Held(child, str(place)))
                 if inner:
                     self._inside(place, child, seen)
@@ -625,7 +637,7 @@ class Watcher:
                 if id(child) not in self._looked and type(child) not in IMMUTABLE:
                     self._looked[id(child)] = child, place, id(value)
                     if not isinstance(child, torch.Tensor):
-                        home = place if type(child) in _CONTAINERS else Held(child, str(place))
+                        home = place if _is_container(child) else Held(child, str(place))
                         self._to_look.append((child, home))
             found = self._looked.get(id(target))
         if found is None:
@@ -686,6 +698,11 @@ def _still(source: Source, call: Call, tensor: torch.Tensor) -> bool:
         return False
 
 
+def _is_container(value: Any) -> bool:
+    """Whether it is compared by what it holds (then its place is a path), rather than by identity."""
+    return type(value) in _CONTAINERS or isinstance(value, _BASES)
+
+
 def _refuse_impure(value: Any) -> None:
     owner = getattr(value, "__self__", None) if type(value) is BuiltinFunctionType else None
     if isinstance(value, functools._lru_cache_wrapper):
@@ -704,9 +721,10 @@ def _in_class(kind: type, name: str) -> Any:
 def _parts(source: Source, value: Any) -> Iterator[tuple[Source, Any]]:
     """What an object holds, with the place of each."""
     kind = type(value)
-    if kind in _CONTAINERS and kind is not functools.partial:
+    if _is_container(value) and kind is not functools.partial:
         yield from elements(source, value)
-        return
+        if kind in _CONTAINERS:
+            return
     if kind is functools.partial:
         yield Attr(source, "args"), value.args
         yield Attr(source, "keywords"), value.keywords

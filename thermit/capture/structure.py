@@ -83,18 +83,19 @@ class Substitution:
 def _is_refillable(value: Any) -> bool:
     kind = type(value)
     plain_dataclass = dataclasses.is_dataclass(value) and kind not in SUPPORTED_NODES and not isinstance(value, type | torch.nn.Module)
-    return kind in (list, deque, *_MAPPINGS) or plain_dataclass
+    derived = isinstance(value, list | deque | dict) and kind not in SUPPORTED_NODES
+    return kind in (list, deque, *_MAPPINGS) or derived or plain_dataclass
 
 
 def _refill(container: Any, replace: Callable[[Any], Any]) -> None:
     """Every element replaced; an element that stays the same is not written."""
-    kind = type(container)
-    if kind in _MAPPINGS:
-        parts = list(container.items())
-        write: Callable[[Any, Any, Any], None] = kind.__setitem__
-    elif kind in (list, deque):
+    write: Callable[[Any, Any, Any], None]
+    if isinstance(container, dict):
+        parts: list[tuple[Any, Any]] = list(dict.items(container))
+        write = OrderedDict.__setitem__ if isinstance(container, OrderedDict) else dict.__setitem__
+    elif isinstance(container, list | deque):
         parts = list(enumerate(container))
-        write = kind.__setitem__
+        write = list.__setitem__ if isinstance(container, list) else deque.__setitem__
     else:
         parts = [(f.name, getattr(container, f.name)) for f in dataclasses.fields(container) if hasattr(container, f.name)]
         write = object.__setattr__

@@ -194,6 +194,16 @@ def _dataclass(value: Any, leaves: Leaves) -> Any:
     return _parts(kind, None, [getattr(value, name, ABSENT) for name in names], len(names), leaves)
 
 
+def _derived(value: Any, leaves: Leaves) -> Any:
+    """An instance of a class derived from a container: what it holds, in the container's own order, and its attributes."""
+    kind = type(value)
+    base: Any = next(b for b in (dict, list, deque, tuple, set, frozenset) if issubclass(kind, b))
+    leaves.containers.append(value)
+    own = getattr(value, "__dict__", None)
+    held = dict(dict.items(value)) if base is dict else list(base.__iter__(value))
+    return _parts(kind, base, (held, own), 2, leaves)
+
+
 def _namedtuple(value: Any, leaves: Leaves) -> Any:
     return _parts(type(value), None, value, len(value), leaves)
 
@@ -321,6 +331,8 @@ def _classify(kind: type) -> Freeze:
         return _hashed
     if issubclass(kind, np.generic) and kind is not np.void:
         return _numpy_scalar
+    if issubclass(kind, dict | list | deque | set | frozenset | tuple):
+        return _derived
     if kind in _IDENTITIES:
         return _object
     if issubclass(kind, _FOREIGN) or not _is_python_class(kind):

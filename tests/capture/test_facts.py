@@ -1,0 +1,1078 @@
+"""Nothing stale: each fault changes something that a function read; the guards of the first run must then fail (or it was refused).
+
+Also the other direction: without a change the guards hold, and what is new in each call does not refuse compilation.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import dataclasses
+import enum
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from thermit.capture.facts import Facts, watch
+from thermit.capture.signature import Call, holds
+
+Fault = tuple[Callable[..., Any], tuple[Any, ...], Callable[[], Any]]
+FAULTS: dict[str, Callable[[], Fault]] = {}
+THIS = sys.modules[__name__]
+
+SCALE: Any = 2.0
+FLAG = False
+TABLE: Any = {"k": 1.0, "deep": {"list": [1, 2, (3, 4.0)]}}
+WEIGHTS: Any = [torch.ones(3), torch.zeros(3)]
+SETTING: contextvars.ContextVar[float] = contextvars.ContextVar("SETTING", default=1.0)
+
+
+def vector() -> torch.Tensor:
+    return torch.arange(3.0)
+
+
+def run(function: Any, *args: Any, **kwargs: Any) -> Facts:
+    """The facts of one run on the real tensors."""
+    watcher = watch(function, Call(args, kwargs))
+    with watcher:
+        function(*args, **kwargs)
+    return watcher.facts()
+
+
+def fault(build: Callable[[], Fault]) -> Callable[[], Fault]:
+    FAULTS[build.__name__] = build
+    return build
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Any:
+    """Every fault may change the globals of this module."""
+    before = dict(vars(THIS))
+    table, weights = {"k": 1.0, "deep": {"list": [1, 2, (3, 4.0)]}}, [torch.ones(3), torch.zeros(3)]
+    yield
+    for name in set(vars(THIS)) - set(before):
+        delattr(THIS, name)
+    vars(THIS).update(before)
+    vars(THIS)["TABLE"], vars(THIS)["WEIGHTS"] = table, weights
+
+
+# ---------------------------------------------------------------------------------------------- globals and closures
+def set_global(name: str, value: Any) -> Callable[[], None]:
+    return lambda: setattr(THIS, name, value)
+
+
+@fault
+def global_number() -> Fault:
+    return lambda x: x * SCALE, (vector(),), set_global("SCALE", 3.0)
+
+
+@fault
+def global_number_of_another_type() -> Fault:
+    return lambda x: x * SCALE, (vector(),), set_global("SCALE", 2)
+
+
+@fault
+def global_flag() -> Fault:
+    return lambda x: x + 1 if FLAG else x, (vector(),), set_global("FLAG", True)
+
+
+@fault
+def global_minus_zero() -> Fault:
+    THIS.SCALE = 0.0  # type: ignore[attr-defined]
+    return lambda x: x / SCALE, (vector(),), set_global("SCALE", -0.0)
+
+
+@fault
+def global_deleted() -> Fault:
+    return lambda x: x * SCALE, (vector(),), lambda: delattr(THIS, "SCALE")
+
+
+@fault
+def builtin_shadowed() -> Fault:
+    return lambda x: x * len([1, 2]), (vector(),), set_global("len", lambda x: 7)
+
+
+@fault
+def global_dict_value() -> Fault:
+    return lambda x: x * TABLE["k"], (vector(),), lambda: TABLE.update(k=2.0)
+
+
+@fault
+def global_dict_key_added() -> Fault:
+    return lambda x: x * len(TABLE), (vector(),), lambda: TABLE.update(new=2.0)
+
+
+@fault
+def global_dict_key_removed() -> Fault:
+    return lambda x: x * TABLE.get("k", 5.0), (vector(),), lambda: TABLE.pop("k")
+
+
+@fault
+def global_dict_order() -> Fault:
+    def change() -> None:
+        TABLE["k"] = TABLE.pop("k")
+
+    return lambda x: [x * i for i, k in enumerate(TABLE) if k == "k"], (vector(),), change
+
+
+@fault
+def nested_list_appended() -> Fault:
+    return lambda x: x * sum(TABLE["deep"]["list"][:2]) + len(TABLE["deep"]["list"]), (vector(),), lambda: TABLE["deep"]["list"].append(9)
+
+
+@fault
+def global_tensor_of_another_shape() -> Fault:
+    return lambda x: x * WEIGHTS[0].shape[0], (vector(),), lambda: WEIGHTS.__setitem__(0, torch.ones(4))
+
+
+@fault
+def global_tensor_list_appended() -> Fault:
+    def f(x: Any) -> Any:
+        for w in WEIGHTS:
+            x = x + w
+        return x
+
+    return f, (vector(),), lambda: WEIGHTS.append(torch.ones(3))
+
+
+@fault
+def global_tensor_requires_grad() -> Fault:
+    return lambda x: x * WEIGHTS[0], (vector(),), lambda: WEIGHTS[0].requires_grad_()
+
+
+@fault
+def global_tensor_dtype() -> Fault:
+    return lambda x: x * WEIGHTS[1], (vector(),), lambda: WEIGHTS.__setitem__(1, torch.ones(3, dtype=torch.float64))
+
+
+@fault
+def cell_rebound() -> Fault:
+    w = 2.0
+
+    def set_w() -> None:
+        nonlocal w
+        w = 3.0
+
+    return lambda x: x * w, (vector(),), set_w
+
+
+@fault
+def cell_of_a_helper() -> Fault:
+    w = 2.0
+
+    def set_w() -> None:
+        nonlocal w
+        w = 3.0
+
+    def helper(x: Any) -> Any:
+        return x * w
+
+    return lambda x: helper(x) + 1, (vector(),), set_w
+
+
+@fault
+def loop_variable() -> Fault:
+    made = []
+    for i in range(2):
+        made.append(lambda x: x * i)  # noqa: B023
+        if i == 0:
+            first = made[0]
+
+    def set_i() -> None:
+        first.__closure__[0].cell_contents = 7  # type: ignore[index]
+
+    return first, (vector(),), set_i
+
+
+@fault
+def cell_read_in_an_inner_function() -> Fault:
+    w = [1.0]
+
+    def f(x: Any) -> Any:
+        def inner(y: Any) -> Any:
+            return [y * k for k in w]
+
+        return inner(x)
+
+    return f, (vector(),), lambda: w.append(2.0)
+
+
+@fault
+def tensor_in_a_cell() -> Fault:
+    w = torch.ones(3)
+
+    def set_w() -> None:
+        nonlocal w
+        w = torch.ones(3, dtype=torch.int64)
+
+    return lambda x: x * w, (vector(),), set_w
+
+
+@fault
+def context_variable() -> Fault:
+    return lambda x: x * SETTING.get(), (vector(),), lambda: SETTING.set(SETTING.get() + 1)
+
+
+@fault
+def module_attribute() -> Fault:
+    module = types.ModuleType("settings_of_the_user")
+    module.scale = 2.0  # type: ignore[attr-defined]
+    return lambda x: x * module.scale, (vector(),), lambda: setattr(module, "scale", 3.0)  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------------------------------- functions
+def _helper(x: Any, k: Any = 2) -> Any:
+    return x * k
+
+
+def _calls_helper(x: Any) -> Any:
+    return _helper(x)
+
+
+@fault
+def helper_replaced() -> Fault:
+    return _calls_helper, (vector(),), set_global("_helper", lambda x: x - 1)
+
+
+@fault
+def helper_code_replaced() -> Fault:
+    def helper(x: Any) -> Any:
+        return x + 1
+
+    def other(x: Any) -> Any:
+        return x - 1
+
+    return lambda x: helper(x), (vector(),), lambda: setattr(helper, "__code__", other.__code__)
+
+
+@fault
+def helper_default_replaced() -> Fault:
+    def helper(x: Any, k: Any = 2) -> Any:
+        return x * k
+
+    return lambda x: helper(x), (vector(),), lambda: setattr(helper, "__defaults__", (3,))
+
+
+@fault
+def own_default_mutated() -> Fault:
+    default = [1.0]
+
+    def f(x: Any, ks: Any = default) -> Any:
+        return x * ks[0]
+
+    return f, (vector(),), lambda: default.__setitem__(0, 2.0)
+
+
+@fault
+def keyword_default_mutated() -> Fault:
+    default = {"k": 1.0}
+
+    def f(x: Any, *, ks: Any = default) -> Any:
+        return x * ks["k"]
+
+    return f, (vector(),), lambda: default.update(k=2.0)
+
+
+@fault
+def function_attribute() -> Fault:
+    def helper(x: Any) -> Any:
+        return x * helper.k  # type: ignore[attr-defined]
+
+    helper.k = 1.0  # type: ignore[attr-defined]
+    return lambda x: helper(x), (vector(),), lambda: setattr(helper, "k", 2.0)
+
+
+@fault
+def decorated_function() -> Fault:
+    setting = {"k": 1.0}
+
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) * setting["k"]
+
+        return wrapper
+
+    @decorate
+    def f(x: Any) -> Any:
+        return x + 1
+
+    return f, (vector(),), lambda: setting.update(k=2.0)
+
+
+@fault
+def under_a_decorator() -> Fault:
+    setting = {"k": 1.0}
+
+    def decorate(function: Any) -> Any:
+        return functools.wraps(function)(lambda *args: function(*args))
+
+    @decorate
+    def f(x: Any) -> Any:
+        return x * setting["k"]
+
+    return f, (vector(),), lambda: setting.update(k=2.0)
+
+
+@fault
+def partial_argument() -> Fault:
+    options = {"k": [1.0]}
+    part = functools.partial(lambda x, k: x * k[0], **options)
+    return lambda x: part(x), (vector(),), lambda: options["k"].__setitem__(0, 2.0)
+
+
+@fault
+def partial_itself() -> Fault:
+    values = [1.0]
+    return functools.partial(lambda k, x: x * k[0], values), (vector(),), lambda: values.__setitem__(0, 2.0)
+
+
+@fault
+def function_in_a_table() -> Fault:
+    table = {"f": lambda x: x + 1}
+    return lambda x: table["f"](x), (vector(),), lambda: table.update(f=lambda x: x - 1)
+
+
+@fault
+def cell_behind_a_table() -> Fault:
+    k = 1.0
+
+    def set_k() -> None:
+        nonlocal k
+        k = 2.0
+
+    table = {"f": [lambda x: x * k]}
+    return lambda x: table["f"][0](x), (vector(),), set_k
+
+
+@fault
+def recursion() -> Fault:
+    depth = {"n": 2}
+
+    def f(x: Any, n: int = 0) -> Any:
+        return x if n >= depth["n"] else f(x * 2, n + 1)
+
+    return f, (vector(),), lambda: depth.update(n=3)
+
+
+@fault
+def generator_function() -> Fault:
+    steps = [1, 2]
+
+    def produce(x: Any) -> Any:
+        for s in steps:
+            yield x * s
+
+    return lambda x: sum(produce(x)), (vector(),), lambda: steps.append(3)
+
+
+# ---------------------------------------------------------------------------------------------- objects and classes
+class Plain:
+    shift: Any = 1.0
+
+    def __init__(self) -> None:
+        self.t: Any = 16.0
+        self.w = torch.ones(3)
+        self.parts: Any = [1.0, 2.0]
+        self.inner: Any = None
+
+    def run(self, x: Any) -> Any:
+        return x * self.t + self.w + self.shift
+
+    def through_getattr(self, x: Any) -> Any:
+        return x * getattr(self, "t") + getattr(self, "nothing", 0.0)  # noqa: B009
+
+    def through_computed_name(self, x: Any) -> Any:
+        name = "".join(("t", ""))
+        return x * getattr(self, name)
+
+    def through_dict(self, x: Any) -> Any:
+        return x * self.__dict__["t"]
+
+    @property
+    def doubled(self) -> Any:
+        return self.t * 2
+
+    @staticmethod
+    def fixed(x: Any) -> Any:
+        return x + 1
+
+    @classmethod
+    def named(cls, x: Any) -> Any:
+        return x + cls.shift
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.t
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+
+@fault
+def bound_method_number() -> Fault:
+    o = Plain()
+    return o.run, (vector(),), lambda: setattr(o, "t", 8.0)
+
+
+@fault
+def bound_method_tensor_spec() -> Fault:
+    o = Plain()
+    return o.run, (vector(),), lambda: setattr(o, "w", torch.ones(1))
+
+
+@fault
+def class_attribute() -> Fault:
+    class Conf:
+        shift = 1.0
+
+    return lambda x: x - Conf.shift, (vector(),), lambda: setattr(Conf, "shift", 2.0)
+
+
+@fault
+def class_attribute_through_the_object() -> Fault:
+    class Conf(Plain):
+        pass
+
+    o = Conf()
+    return o.run, (vector(),), lambda: setattr(Conf, "shift", 2.0)
+
+
+@fault
+def class_attribute_shadowed() -> Fault:
+    o = Plain()
+    return o.run, (vector(),), lambda: setattr(o, "shift", 2.0)
+
+
+@fault
+def class_of_an_object() -> Fault:
+    o = Plain()
+
+    class Other(Plain):
+        def run(self, x: Any) -> Any:
+            return x
+
+    return lambda x: o.run(x), (vector(),), lambda: setattr(o, "__class__", Other)
+
+
+@fault
+def method_replaced_in_the_class() -> Fault:
+    class A:
+        def go(self, x: Any) -> Any:
+            return x
+
+    a = A()
+    return lambda x: a.go(x), (vector(),), lambda: setattr(A, "go", lambda self, x: x + 1)
+
+
+@fault
+def method_replaced_on_the_object() -> Fault:
+    o = Plain()
+    return lambda x: o.run(x), (vector(),), lambda: setattr(o, "run", lambda x: x)
+
+
+@fault
+def override_added_to_a_subclass() -> Fault:
+    class B(Plain):
+        pass
+
+    o = B()
+    return lambda x: o.run(x), (vector(),), lambda: setattr(B, "run", lambda self, x: x)
+
+
+@fault
+def parent_method_replaced() -> Fault:
+    class A:
+        def go(self, x: Any) -> Any:
+            return x
+
+    class B(A):
+        def go(self, x: Any) -> Any:
+            return super().go(x) * 2
+
+    b = B()
+    return b.go, (vector(),), lambda: setattr(A, "go", lambda self, x: x + 1)
+
+
+@fault
+def call_replaced_in_the_class() -> Fault:
+    class A:
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    return A(), (vector(),), lambda: setattr(A, "__call__", lambda self, x: x + 1)
+
+
+@fault
+def callable_object() -> Fault:
+    o = Plain()
+    return o, (vector(),), lambda: setattr(o, "t", 8.0)
+
+
+@fault
+def length_of_an_object() -> Fault:
+    o = Plain()
+    return lambda x: x * len(o), (vector(),), lambda: o.parts.append(3.0)
+
+
+@fault
+def property_of_an_object() -> Fault:
+    o = Plain()
+    return lambda x: x * o.doubled, (vector(),), lambda: setattr(o, "t", 8.0)
+
+
+@fault
+def property_replaced() -> Fault:
+    class A:
+        k = property(lambda self: 1.0)
+
+    a = A()
+    return lambda x: x * a.k, (vector(),), lambda: setattr(A, "k", property(lambda self: 2.0))
+
+
+@fault
+def static_method_replaced() -> Fault:
+    class A:
+        go = staticmethod(lambda x: x)
+
+    a = A()
+    return lambda x: a.go(x), (vector(),), lambda: setattr(A, "go", staticmethod(lambda x: x + 1))
+
+
+@fault
+def class_method_attribute() -> Fault:
+    class A(Plain):
+        pass
+
+    return lambda x: A.named(x), (vector(),), lambda: setattr(A, "shift", 5.0)
+
+
+@fault
+def getattr_with_a_constant() -> Fault:
+    o = Plain()
+    return o.through_getattr, (vector(),), lambda: setattr(o, "t", 8.0)
+
+
+@fault
+def getattr_with_a_default() -> Fault:
+    o = Plain()
+    return o.through_getattr, (vector(),), lambda: setattr(o, "nothing", 8.0)
+
+
+@fault
+def getattr_with_a_computed_name() -> Fault:
+    o = Plain()
+    return o.through_computed_name, (vector(),), lambda: setattr(o, "t", 8.0)
+
+
+@fault
+def own_dict() -> Fault:
+    o = Plain()
+    return o.through_dict, (vector(),), lambda: setattr(o, "t", 8.0)
+
+
+@fault
+def hasattr_of_an_object() -> Fault:
+    o = Plain()
+    return lambda x: x * 2 if hasattr(o, "later") else x, (vector(),), lambda: setattr(o, "later", 1)
+
+
+@fault
+def attribute_that_is_tried() -> Fault:
+    o = Plain()
+
+    def f(x: Any) -> Any:
+        try:
+            return x * o.later  # type: ignore[attr-defined]
+        except AttributeError:
+            return x
+
+    return f, (vector(),), lambda: setattr(o, "later", 1)
+
+
+@fault
+def getattr_hook() -> Fault:
+    class A:
+        def __init__(self) -> None:
+            self.values = {"k": 1.0}
+
+        def __getattr__(self, name: str) -> Any:
+            return self.values[name]
+
+    a = A()
+    return lambda x: x * a.k, (vector(),), lambda: a.values.update(k=2.0)
+
+
+@fault
+def getattr_hook_overridden() -> Fault:
+    class A:
+        def __getattr__(self, name: str) -> Any:
+            return 1.0
+
+    a = A()
+    return lambda x: x * a.k, (vector(),), lambda: setattr(a, "k", 2.0)
+
+
+@fault
+def slots() -> Fault:
+    class A:
+        __slots__ = ("k",)
+
+    a = A()
+    a.k = 1.0
+    return lambda x: x * a.k, (vector(),), lambda: setattr(a, "k", 2.0)
+
+
+@fault
+def object_in_a_list() -> Fault:
+    items = [Plain(), Plain()]
+
+    def f(x: Any) -> Any:
+        for item in items:
+            x = x * item.t
+        return x
+
+    return f, (vector(),), lambda: setattr(items[1], "t", 1.0)
+
+
+@fault
+def object_in_a_comprehension() -> Fault:
+    items = {"a": Plain(), "b": Plain()}
+    return lambda x: [x * v.t for v in items.values()], (vector(),), lambda: setattr(items["b"], "t", 1.0)
+
+
+@fault
+def object_from_a_function() -> Fault:
+    o = Plain()
+
+    def get() -> Any:
+        return o
+
+    return lambda x: x * get().t, (vector(),), lambda: setattr(o, "t", 1.0)
+
+
+@fault
+def object_out_of_a_dict() -> Fault:
+    table = {"a": {"b": Plain()}}
+    return lambda x: x * table.get("a", {}).get("b").t, (vector(),), lambda: setattr(table["a"]["b"], "t", 1.0)  # type: ignore[attr-defined]
+
+
+@fault
+def object_through_next() -> Fault:
+    items = [Plain()]
+    return lambda x: x * next(iter(items)).t, (vector(),), lambda: setattr(items[0], "t", 1.0)
+
+
+@fault
+def object_through_map() -> Fault:
+    items = [Plain(), Plain()]
+    return lambda x: x * sum(map(lambda o: o.t, items)), (vector(),), lambda: setattr(items[1], "t", 1.0)  # noqa: C417
+
+
+@fault
+def object_through_sorted_key() -> Fault:
+    items = [Plain(), Plain()]
+    return lambda x: x * sorted(items, key=lambda o: o.t)[0].t, (vector(),), lambda: setattr(items[1], "t", 1.0)
+
+
+@fault
+def object_passed_on() -> Fault:
+    o = Plain()
+    o.inner = Plain()
+
+    def deep(c: Any, x: Any) -> Any:
+        return x * c.inner.t
+
+    def shallow(c: Any, x: Any) -> Any:
+        return deep(c, x)
+
+    return lambda x: shallow(o, x), (vector(),), lambda: setattr(o.inner, "t", 1.0)
+
+
+@fault
+def object_passed_in_a_tuple() -> Fault:
+    o = Plain()
+
+    def use(parts: Any, x: Any) -> Any:
+        return x * parts[0].t
+
+    return lambda x: use((o, 1), x), (vector(),), lambda: setattr(o, "t", 1.0)
+
+
+@fault
+def object_through_star_args() -> Fault:
+    o = Plain()
+
+    def use(x: Any, *rest: Any, **named: Any) -> Any:
+        return x * rest[0].t * named["o"].doubled
+
+    return lambda x: use(x, o, o=o), (vector(),), lambda: setattr(o, "t", 1.0)
+
+
+@fault
+def object_inside_a_new_object() -> Fault:
+    o = Plain()
+
+    class Holder:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def run(self, x: Any) -> Any:
+            return x * self.inner.t
+
+    return lambda x: Holder(o).run(x), (vector(),), lambda: setattr(o, "t", 1.0)
+
+
+@fault
+def object_behind_an_iterator_method() -> Fault:
+    class Bag:
+        def __init__(self) -> None:
+            self.items = [Plain(), Plain()]
+
+        def __iter__(self) -> Any:
+            return iter(self.items)
+
+    bag = Bag()
+
+    def f(x: Any) -> Any:
+        for item in bag:
+            x = x * item.t
+        return x
+
+    return f, (vector(),), lambda: setattr(bag.items[1], "t", 1.0)
+
+
+@fault
+def object_behind_a_generator_method() -> Fault:
+    class Bag:
+        def __init__(self) -> None:
+            self.items = [Plain(), Plain()]
+
+        def each(self) -> Any:
+            yield from self.items
+
+    bag = Bag()
+
+    def f(x: Any) -> Any:
+        for item in bag.each():
+            x = x * item.t
+        return x
+
+    return f, (vector(),), lambda: setattr(bag.items[1], "t", 1.0)
+
+
+@fault
+def attribute_object_replaced() -> Fault:
+    o = Plain()
+    o.inner = Plain()
+
+    def change() -> None:
+        o.inner = Plain()
+        o.inner.t = 3.0
+
+    return lambda x: x * o.inner.t, (vector(),), change
+
+
+@fault
+def copied_object() -> Fault:
+    o = Plain()
+    return lambda x: x * dataclasses.replace(Settings(k=o.t)).k, (vector(),), lambda: setattr(o, "t", 1.0)
+
+
+@dataclasses.dataclass
+class Settings:
+    k: Any = 1.0
+    names: Any = dataclasses.field(default_factory=list)
+
+
+@fault
+def dataclass_field() -> Fault:
+    settings = Settings()
+    return lambda x: x * settings.k, (vector(),), lambda: setattr(settings, "k", 2.0)
+
+
+@fault
+def dataclass_through_asdict() -> Fault:
+    settings = Settings()
+    return lambda x: x * dataclasses.asdict(settings)["k"], (vector(),), lambda: setattr(settings, "k", 2.0)
+
+
+@fault
+def dataclass_compared() -> Fault:
+    settings, other = Settings(), Settings()
+    return lambda x: x if settings == other else x + 1, (vector(),), lambda: setattr(settings, "k", 2.0)
+
+
+@fault
+def dataclass_argument_class_attribute() -> Fault:
+    @dataclasses.dataclass
+    class Local:
+        k: float = 1.0
+        shared = 5.0
+
+    return lambda x, s: x * s.k + s.shared, (vector(), Local()), lambda: setattr(Local, "shared", 6.0)
+
+
+@fault
+def object_argument_attribute() -> Fault:
+    o = Plain()
+    return lambda x, c: x * c.t, (vector(), o), lambda: setattr(o, "t", 2.0)
+
+
+@fault
+def object_in_an_argument_list() -> Fault:
+    o = Plain()
+    return lambda x, cs: x * cs[0]["o"].t, (vector(), [{"o": o}]), lambda: setattr(o, "t", 2.0)
+
+
+@fault
+def cached_property_reset() -> Fault:
+    class A:
+        def __init__(self) -> None:
+            self.n = 2.0
+
+        @functools.cached_property
+        def k(self) -> Any:
+            return self.n * 2
+
+    a = A()
+    assert a.k == 4.0
+    return lambda x: x * a.k, (vector(),), lambda: a.__dict__.pop("k")
+
+
+@fault
+def lru_cached_function() -> Fault:
+    setting = {"k": 1.0}
+
+    @functools.lru_cache
+    def slow(n: int) -> float:
+        return n * setting["k"]
+
+    def change() -> None:
+        setting["k"] = 2.0
+        slow.cache_clear()
+
+    return lambda x: x * slow(3), (vector(),), change
+
+
+class Mode(enum.Enum):
+    A = 1
+    B = 2
+
+
+@fault
+def enum_member() -> Fault:
+    o = Plain()
+    o.inner = Mode.A
+    return lambda x: x if o.inner is Mode.A else x + 1, (vector(),), lambda: setattr(o, "inner", Mode.B)
+
+
+@fault
+def named_tuple_in_a_global() -> Fault:
+    class Pair(NamedTuple):
+        a: Any
+        b: Any
+
+    o = Plain()
+    o.inner = Pair(1.0, [2.0])
+    return lambda x: x * o.inner.a + o.inner.b[0], (vector(),), lambda: o.inner.b.append(2.0)
+
+
+@fault
+def counter_and_deque() -> Fault:
+    counts, recent = collections.Counter("aab"), collections.deque([1.0, 2.0])
+    return lambda x: x * counts["a"] + recent[0], (vector(),), lambda: recent.appendleft(3.0)
+
+
+@fault
+def set_changed() -> Fault:
+    names = {"a", "b"}
+    return lambda x: x * 2 if "c" in names else x, (vector(),), lambda: names.add("c")
+
+
+@fault
+def name_space() -> Fault:
+    space = types.SimpleNamespace(inner=types.SimpleNamespace(k=1.0))
+    return lambda x: x * space.inner.k, (vector(),), lambda: setattr(space.inner, "k", 2.0)
+
+
+@fault
+def thread_local() -> Fault:
+    local = threading.local()
+    local.k = 1.0
+    return lambda x: x * local.k, (vector(),), lambda: setattr(local, "k", 2.0)
+
+
+@fault
+def subclass_of_dict() -> Fault:
+    class Options(dict):  # type: ignore[type-arg]
+        pass
+
+    options = Options(k=1.0)
+    return lambda x: x * options["k"], (vector(),), lambda: options.update(k=2.0)
+
+
+@fault
+def numpy_array() -> Fault:
+    array = np.ones(3)
+    return lambda x: x * float(array[0]), (vector(),), lambda: array.__setitem__(0, 2.0)
+
+
+@fault
+def value_of_a_tensor_read_by_python() -> Fault:
+    w = torch.ones(3)
+    return lambda x: x * w.tolist()[0], (vector(),), lambda: w.fill_(2)
+
+
+@fault
+def value_of_a_tensor_read_by_numpy() -> Fault:
+    w = torch.ones(3)
+    return lambda x: x * float(np.asarray(w)[0]), (vector(),), lambda: w.fill_(2)
+
+
+# ---------------------------------------------------------------------------------------------- modules
+class Scaled(nn.Module):
+    factor = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+        self.layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.register_buffer("scale", torch.ones(3))
+        self.k = 1.0
+        self.options = {"act": "relu"}
+
+    def forward(self, x: Any) -> Any:
+        x = self.lin(x) * self.scale * self.k * self.factor
+        for layer in self.layers:
+            x = layer(x) * layer.out_features
+        return x.relu() if self.options["act"] == "relu" else x
+
+
+def module_fault(change: Callable[[Any], Any]) -> Callable[[], Fault]:
+    def build() -> Fault:
+        module = Scaled().requires_grad_(False)
+        return module, (vector(),), lambda: change(module)
+
+    return build
+
+
+FAULTS |= {
+    "module: attribute": module_fault(lambda m: setattr(m, "k", 2.0)),
+    "module: class attribute shadowed": module_fault(lambda m: setattr(m, "factor", 3.0)),
+    "module: option in a dict": module_fault(lambda m: m.options.update(act="none")),
+    "module: buffer of another dtype": module_fault(lambda m: setattr(m, "scale", torch.ones(3, dtype=torch.float64))),
+    "module: parameter requires grad": module_fault(lambda m: m.lin.weight.requires_grad_()),
+    "module: parameter of another dtype": module_fault(lambda m: m.lin.double()),
+    "module: parameter deleted": module_fault(lambda m: delattr(m.lin, "bias")),
+    "module: parameter set to None": module_fault(lambda m: setattr(m.lin, "bias", None)),
+    "module: child replaced": module_fault(lambda m: setattr(m, "lin", nn.Identity())),
+    "module: child in a list replaced": module_fault(lambda m: m.layers.__setitem__(0, nn.Identity())),
+    "module: list appended": module_fault(lambda m: m.layers.append(nn.Linear(3, 3))),
+    "module: list shortened": module_fault(lambda m: m.layers.__delitem__(1)),
+    "module: attribute of a child in a list": module_fault(lambda m: setattr(m.layers[1], "out_features", 4)),
+    "module: forward hook": module_fault(lambda m: m.lin.register_forward_hook(lambda m, i, o: o * 2)),
+    "module: forward pre-hook": module_fault(lambda m: m.register_forward_pre_hook(lambda m, i: None)),
+    "module: forward patched": module_fault(lambda m: setattr(m.lin, "forward", lambda x: x)),
+    "module: global hook": module_fault(lambda m: HANDLES.append(nn.modules.module.register_module_forward_hook(lambda m, i, o: None))),
+    "module: class changed": module_fault(lambda m: setattr(m.lin, "__class__", Doubling)),
+}
+HANDLES: list[Any] = []
+
+
+class Doubling(nn.Linear):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * 2
+
+
+@fault
+def training_flag() -> Fault:
+    module = nn.Sequential(nn.Dropout(0.5), nn.ReLU())
+    return module, (vector(),), lambda: module.eval()
+
+
+@fault
+def dropout_probability() -> Fault:
+    module = nn.Sequential(nn.Dropout(0.5), nn.ReLU())
+    return module, (vector(),), lambda: setattr(module[0], "p", 0.9)
+
+
+@fault
+def module_in_a_closure() -> Fault:
+    module = nn.Sequential(nn.Dropout(0.5))
+    return lambda x: module(x) + 1, (vector(),), lambda: module.train(False)
+
+
+@fault
+def batch_norm_momentum() -> Fault:
+    module = nn.BatchNorm1d(3).requires_grad_(False)
+    return module, (torch.ones(2, 3),), lambda: setattr(module, "momentum", None)
+
+
+@fault
+def sequential_child_replaced() -> Fault:
+    module = nn.Sequential(nn.ReLU(), nn.ReLU())
+    return module, (vector(),), lambda: module.__setitem__(0, nn.Tanh())
+
+
+@fault
+def module_hook_that_is_there() -> Fault:
+    module = nn.Sequential(nn.ReLU())
+    handle = module[0].register_forward_hook(lambda m, i, o: o * 10)
+    return module, (vector(),), handle.remove
+
+
+@fault
+def hook_reads_a_setting() -> Fault:
+    module, setting = nn.Sequential(nn.ReLU()), {"k": 1.0}
+    module[0].register_forward_hook(lambda m, i, o: o * setting["k"])
+    return module, (vector(),), lambda: setting.update(k=2.0)
+
+
+@fault
+def attention_weight_replaced() -> Fault:
+    module = nn.MultiheadAttention(4, 2, batch_first=True).requires_grad_(False).eval()
+    x = torch.ones(1, 2, 4)
+    return lambda x: module(x, x, x)[0], (x,), lambda: setattr(module.out_proj, "weight", nn.Parameter(torch.ones(4, 4, dtype=torch.float64)))
+
+
+@fault
+def parametrization_removed() -> Fault:
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)).requires_grad_(False)
+    return module, (vector(),), lambda: nn.utils.parametrize.remove_parametrizations(module, "weight")
+
+
+# ---------------------------------------------------------------------------------------------- the tests
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_change_is_seen(name: str) -> None:
+    function, args, change = FAULTS[name]()
+    facts = run(function, *args)
+    call = Call(args, {})
+    if facts.refused is None:
+        failed = holds(facts.guards, call)
+        assert failed is None, f"holds without a change: {failed}"
+    try:
+        change()
+        if facts.refused is None:
+            assert holds(facts.guards, call) is not None, "guards: " + "; ".join(map(str, facts.guards))
+    finally:
+        while HANDLES:
+            HANDLES.pop().remove()
+
+
+# Faults that may be refused: eager is right each time.
+MAY_REFUSE = {"lru_cached_function", "numpy_array", "value_of_a_tensor_read_by_python", "value_of_a_tensor_read_by_numpy", "subclass_of_dict"}
+
+
+@pytest.mark.parametrize("name", [n for n in FAULTS if n not in MAY_REFUSE])
+def test_not_refused(name: str) -> None:
+    function, args, _ = FAULTS[name]()
+    facts = run(function, *args)
+    assert facts.refused is None, f"{facts.refused} at {facts.where}"
