@@ -1,1 +1,41 @@
-"""thermit: JAX's jit for PyTorch."""
+"""thermit: JAX's jit for PyTorch.
+
+    @thermit.jit
+    def f(x, y): ...
+
+Reading order of the house: api (the callable) > capture (the function becomes a graph) > compiler (one page, one line a stage) >
+passes, schedule, loops, codegen (the stages) > runtime (machine code, native entry) ; aten (PyTorch's vocabulary) ; ir (the graph).
+"""
+
+from thermit.api import TensorSpec, disable, jit, log_compiles
+from thermit.capture.recorder import ThermitWarning
+from thermit.config import configure
+from thermit.errors import (
+    CompileError,
+    DataDependentError,
+    LeakedStandInError,
+    ThermitError,
+    TypeRuleError,
+    UnexpectedCompileError,
+    UnsupportedError,
+    VerifyError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CompileError",
+    "DataDependentError",
+    "LeakedStandInError",
+    "TensorSpec",
+    "ThermitError",
+    "ThermitWarning",
+    "TypeRuleError",
+    "UnexpectedCompileError",
+    "UnsupportedError",
+    "VerifyError",
+    "configure",
+    "disable",
+    "jit",
+    "log_compiles",
+]

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._ops import OpOverload
@@ -112,15 +112,22 @@ class Recording:
 
 
 TRACING, LIVE, CLOSED = "tracing", "live", "closed"
-Find = Callable[[torch.Tensor], Source | None]
+
+
+class Watcher(Protocol):
+    """What the recorder asks of the watch on Python values (facts.Watcher)."""
+
+    def find(self, tensor: torch.Tensor) -> Source | None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 class Recorder(TorchDispatchMode):
     """The dispatch mode of one trace."""
 
-    def __init__(self, find: Find, *, strict: bool = False, advice: str = "") -> None:
+    def __init__(self, watcher: Watcher, *, strict: bool = False, advice: str = "") -> None:
         super().__init__()
-        self.find, self.strict, self.advice = find, strict, advice
+        self.watcher, self.strict, self.advice = watcher, strict, advice
         self.state = TRACING
         self.record = Recording()
         self.known: dict[int, StandIn] = {}
@@ -146,9 +153,11 @@ class Recorder(TorchDispatchMode):
 
     # ------------------------------------------------------------------------------------------ inputs
     def add_input(self, tensor: torch.Tensor, source: Source | None) -> StandIn:
-        """A stand-in for a tensor from outside; the same object twice gives the same stand-in."""
+        """A stand-in for a tensor from outside; the same object twice is two inputs with one stand-in."""
         known = self.known.get(id(tensor))
         if known is not None:
+            node = b.graph_input(len(self.record.inputs), TensorType(known.geometry.sizes, known.element))
+            self.record.inputs.append(Input(tensor, known, source, node))
             return known
         facts = tensor_facts(tensor)
         if isinstance(facts, str):
@@ -190,7 +199,7 @@ class Recorder(TorchDispatchMode):
         known = self.known.get(id(tensor))
         if known is not None:
             return known
-        source = self.find(tensor)
+        source = self.watcher.find(tensor)
         if source is None:
             raise GoLive("a tensor whose origin is not known (it was made without PyTorch's operators)")
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -230,6 +239,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.state is not TRACING:
             return self.forward(func, args, kwargs)
+        self.watcher.pause()
         try:
             return self._one(func, args, kwargs)
         except GoLive as stop:
@@ -240,6 +250,8 @@ class Recorder(TorchDispatchMode):
             if config.current.raise_faults and isinstance(fault, Fault | AssertionError):
                 raise
             self.go_live(f"{func} raised {type(fault).__name__}: {fault}")
+        finally:
+            self.watcher.resume()
         return self.forward(func, args, kwargs)
 
     def _one(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -259,6 +271,7 @@ class Recorder(TorchDispatchMode):
                 return args[0]
             case "composite":
                 with self:
+                    self.watcher.resume()
                     return func.decompose(*args, **kwargs)
             case _:
                 if func is aten._local_scalar_dense.default and (known := self.constant(self.adopt(args[0]))) is not None:

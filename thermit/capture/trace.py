@@ -19,7 +19,7 @@ import torch
 
 from thermit import aten
 from thermit.aten.table import TABLE
-from thermit.capture.recorder import CLOSED, LIVE, TRACING, Find, GoLive, Input, Line, Recorder, Restart
+from thermit.capture.recorder import CLOSED, LIVE, TRACING, GoLive, Input, Line, Recorder, Restart, Watcher
 from thermit.capture.signature import Source
 from thermit.capture.standin import StandIn, is_stand_in
 from thermit.capture.storage import Cell, Geometry, is_dense, overlaps_itself, window, write
@@ -52,45 +52,51 @@ class Live:
     line: str
 
 
-Call = Callable[[dict[int, Any]], Any]
+Run = Callable[[Recorder], Any]
 Templates = Callable[[Any], tuple[Template, list[Any]]]
+Refusal = Callable[[], str | None]
+
+
+def active() -> Recorder | None:
+    """The recorder of the trace that this thread is in, if any."""
+    return _state.recorders[-1] if _state.recorders else None
 
 
 def trace(
-    run: Call, tensors: Sequence[torch.Tensor], sources: Sequence[Source], find: Find, template: Templates, *, strict: bool = False
+    run: Run, tensors: Sequence[torch.Tensor], sources: Sequence[Source], watcher: Watcher, template: Templates, refusal: Refusal, *, strict: bool = False
 ) -> Trace | Live:
-    """`run(stand_ins)` calls the function with `stand_ins[id(tensor)]` in place of each tensor; `template` takes its result apart.
+    """`run(recorder)` calls the function with `recorder.known[id(tensor)]` in place of each tensor; `template` takes its result apart;
+    `refusal()`, asked when the function has returned, may say why it cannot be captured after all.
 
     Raises what the function raises (its writes to real tensors done), Restart where it must run again eagerly, and under `strict`
     DataDependentError or UnsupportedError.
     """
-    recorder = Recorder(find, strict=strict)
+    recorder = Recorder(watcher, strict=strict)
     for tensor, source in zip(tensors, sources, strict=True):
         try:
             recorder.add_input(tensor, source)
         except GoLive as why:
             raise Restart(why.reason) from None
-    stand_ins: dict[int, Any] = dict(recorder.known)
-    with _compiling(), recorder:
-        try:
-            value = run(stand_ins)
-        except Restart:
-            recorder.state = CLOSED
-            raise
-        except BaseException:
-            _finish_failed(recorder)
-            raise
     try:
-        if recorder.state is TRACING:
-            try:
-                return _captured(recorder, value, template)
-            except GoLive as why:
-                recorder.go_live(why.reason)
-            except NotStatic as why:
-                recorder.go_live(str(why))
-        return Live(_returned(recorder, value), recorder.reason, recorder.place)
-    finally:
-        recorder.state = LIVE if recorder.state is LIVE else CLOSED
+        with _compiling(recorder), recorder:
+            value = run(recorder)
+    except Restart:
+        recorder.state = CLOSED
+        raise
+    except BaseException:
+        _finish_failed(recorder)
+        raise
+    if recorder.state is TRACING:
+        try:
+            refused = refusal()
+            if refused is not None:
+                raise GoLive(refused)
+            return _captured(recorder, value, template)
+        except GoLive as why:
+            recorder.go_live(why.reason)
+        except NotStatic as why:
+            recorder.go_live(str(why))
+    return Live(_returned(recorder, value), recorder.reason, recorder.place)
 
 
 def _finish_failed(recorder: Recorder) -> None:
@@ -246,18 +252,22 @@ def _output(cell: Cell) -> tuple[Output, Geometry]:
 
 
 # ---------------------------------------------------------------------------------------------- is_compiling
-class _Compiling(threading.local):
-    depth = 0
+class _State(threading.local):
+    """The traces that this thread is in, outermost first (more than one only where one went live)."""
+
+    def __init__(self) -> None:
+        self.recorders: list[Recorder] = []
 
 
-_state = _Compiling()
+_state = _State()
 
 
 class _Flag:
     """Stands for torch.compiler._is_compiling_flag while a trace runs: true in the threads that trace."""
 
     def __bool__(self) -> bool:
-        return _state.depth > 0
+        recorder = active()
+        return recorder is not None and recorder.is_open
 
 
 _flag = _Flag()
@@ -269,6 +279,9 @@ _before: Any = False
 class _compiling:
     """Inside, torch.compiler.is_compiling() is true for this thread."""
 
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
     def __enter__(self) -> None:
         global _traces, _before
         with _lock:
@@ -276,11 +289,11 @@ class _compiling:
                 _before = torch.compiler._is_compiling_flag
                 torch.compiler._is_compiling_flag = _flag  # type: ignore[assignment]
             _traces += 1
-        _state.depth += 1
+        _state.recorders.append(self.recorder)
 
     def __exit__(self, *_: Any) -> None:
         global _traces
-        _state.depth -= 1
+        _state.recorders.pop()
         with _lock:
             _traces -= 1
             if _traces == 0:

@@ -1,0 +1,489 @@
+"""jit: the callable that a user holds.
+
+    call -> native entry (checks, runs, returns)            runtime/entry.py
+         -> slow path below, when no variant fits:
+            disabled? inside a trace? cannot be compiled?   the function itself
+            a variant that the native entry does not cover  its program
+            else: trace -> compile -> install the variant   (the cache is filled last: an interrupt leaves nothing half done)
+
+A variant is found by the key of the call and by its guards.  A signature that cannot be compiled is remembered as eager, with the reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+from torch.utils._pytree import tree_map
+
+from thermit import config
+from thermit.capture.facts import Watcher, watch
+from thermit.capture.recorder import Recorder, Restart, ThermitWarning
+from thermit.capture.signature import Arg, Call, FlatCall, Guard, Held, Source, argument_tensors, flatten_call, holds, snapshot
+from thermit.capture.signature import TensorSpec as InputSpec
+from thermit.capture.specs import input_specs
+from thermit.capture.structure import Substitution, Template, result_template
+from thermit.capture.trace import Live, Trace, active, trace
+from thermit.capture.values import NotStatic
+from thermit.compiler import Compilation, Stages, compile_graph, kernel_count
+from thermit.errors import ThermitError, UnexpectedCompileError, UnsupportedError
+from thermit.explain import Explanation, difference, explain
+from thermit.runtime import entry as native
+from thermit.runtime import torch_abi
+from thermit.runtime.library import runtime
+from thermit.runtime.program import Stopped
+from thermit.stages import Compiled, Lowered, Traced
+
+F = TypeVar("F", bound=Callable[..., Any])
+OnMiss = Literal["compile", "eager", "error"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of an argument, in place of a tensor: `f.trace(TensorSpec((8, 16)))`."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+
+# ---------------------------------------------------------------------------------------------- disable
+class _Disabled(threading.local):
+    depth = 0
+
+
+_disabled = _Disabled()
+_switch_lock = threading.Lock()
+_switches = 0
+
+
+class disable:
+    """Inside `with thermit.disable():`, and in functions decorated with it, everything runs eagerly (in this thread).
+
+    >>> with disable():
+    ...     pass
+    """
+
+    def __new__(cls, fn: Callable[..., Any] | None = None) -> Any:
+        self = super().__new__(cls)
+        return self if fn is None else self(fn)
+
+    def __init__(self, fn: Callable[..., Any] | None = None) -> None:
+        pass
+
+    def __call__(self, fn: F) -> F:
+        @functools.wraps(fn)
+        def eager(*args: Any, **kwargs: Any) -> Any:
+            with disable():
+                return fn(*args, **kwargs)
+
+        return eager  # type: ignore[return-value]
+
+    def __enter__(self) -> None:
+        global _switches
+        _disabled.depth += 1
+        with _switch_lock:
+            _switches += 1
+            native.disable(True)
+
+    def __exit__(self, *_: Any) -> None:
+        global _switches
+        _disabled.depth -= 1
+        with _switch_lock:
+            _switches -= 1
+            native.disable(_switches > 0)
+
+
+class log_compiles:
+    """Says on stderr what is compiled, why, and how long it took: `thermit.log_compiles()`, or as a context.
+
+    >>> with log_compiles():
+    ...     pass
+    """
+
+    def __init__(self, value: bool = True) -> None:
+        self.before = config.configure(log_compiles=value)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        config.configure(log_compiles=self.before.log_compiles)
+
+
+# ---------------------------------------------------------------------------------------------- variants
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """What is known about calls of one key whose guards hold: a program, or the reason to run eagerly."""
+
+    guards: tuple[Guard, ...]
+    reason: str = ""
+    line: str = ""
+    sources: tuple[Source, ...] = ()
+    specs: tuple[InputSpec, ...] = ()
+    trace: Trace | None = None
+    compilation: Compilation | None = None
+    why: str = ""
+    seconds: float = 0.0
+
+    def inputs(self, call: Call) -> list[torch.Tensor] | None:
+        """The program's inputs at a call, or None where one is not as it was."""
+        try:
+            tensors = [source.read(call) for source in self.sources]
+            return tensors if input_specs(tensors) == self.specs else None
+        except Exception:  # whatever reading raises: the fact is gone
+            return None
+
+
+@dataclass
+class State:
+    """What a jitted function has learnt.  Only `JitFunction` writes it, under the lock."""
+
+    strict: bool
+    max_variants: int
+    on_miss: OnMiss
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    variants: dict[Any, list[Variant]] = field(default_factory=dict)
+    compiling: set[Any] = field(default_factory=set)
+    compiled: int = 0
+    keys: list[Any] = field(default_factory=list)
+    failed_guards: list[str] = field(default_factory=list)
+    warned: bool = False
+    faulty: bool = False
+
+
+class JitFunction:
+    """A function that runs compiled.  Each has a class of its own, whose `__call__` is the native entry."""
+
+    __wrapped__: Callable[..., Any]
+    _state: State
+    _entry: native.Entry
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial.__new__(_Bound, self, instance)
+
+    def __repr__(self) -> str:
+        return f"<thermit.jit of {self.__wrapped__!r}>"
+
+    def __reduce__(self) -> Any:
+        state = self._state
+        return _restored, (self.__wrapped__, state.strict, state.max_variants, state.on_miss)
+
+    def __copy__(self) -> JitFunction:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> JitFunction:
+        return self
+
+    # ------------------------------------------------------------------------------------------ the slow path
+    def _slow(self, *args: Any, **kwargs: Any) -> Any:
+        function = self.__wrapped__
+        if _disabled.depth or config.current.disable or active() is not None:
+            return function(*args, **kwargs)
+        flat = flatten_call(args, kwargs)
+        if flat.eager is not None:
+            if self._state.strict:
+                raise UnsupportedError(f"this call can only run eagerly: {flat.eager}", advice="Call the function itself, or without strict=True.")
+            return function(*args, **kwargs)
+        call = Call(args, kwargs)
+        key = (flat.key, config.current.key)
+        failed: Guard | None = None
+        for variant in self._state.variants.get(key, ()):
+            failed = holds(variant.guards, call)
+            if failed is not None:
+                continue
+            if variant.compilation is None:
+                return function(*args, **kwargs)
+            inputs = variant.inputs(call)
+            if inputs is not None:
+                return self._run(variant, inputs, call)
+        return self._miss(key, flat, call, failed)
+
+    def _run(self, variant: Variant, inputs: Sequence[torch.Tensor], call: Call) -> Any:
+        assert variant.compilation is not None and variant.trace is not None
+        try:
+            results = variant.compilation.program.run(inputs)
+        except Stopped:
+            return self.__wrapped__(*call.args, **call.kwargs)
+        return variant.trace.template.build(results, call)
+
+    def _miss(self, key: Any, flat: FlatCall, call: Call, failed: Guard | None) -> Any:
+        """No variant fits: compile one, or do what the options say."""
+        state, function = self._state, self.__wrapped__
+        why = self._why(key, failed)
+        if state.on_miss == "error" and state.compiled:
+            raise UnexpectedCompileError(f"{_name(function)} met a call that no compiled variant fits: {why}", advice="Compile it beforehand, or use on_miss.")
+        if state.on_miss == "eager" and state.compiled or state.faulty:
+            return function(*call.args, **call.kwargs)
+        if state.compiled >= state.max_variants:
+            self._warn_variants(why)
+            return function(*call.args, **call.kwargs)
+        with state.lock:
+            busy = key in state.compiling
+            state.compiling.add(key)
+        if busy:  # another thread compiles it
+            return function(*call.args, **call.kwargs)
+        try:
+            return self._compile(key, flat, call, why)
+        finally:
+            with state.lock:
+                state.compiling.discard(key)
+
+    def _why(self, key: Any, failed: Guard | None) -> str:
+        if failed is not None:
+            return str(failed)
+        return difference(self.__wrapped__, self._state.keys[-1], key) if self._state.keys else "the first call"
+
+    def _warn_variants(self, why: str) -> None:
+        if not self._state.warned:
+            self._state.warned = True
+            changing = self._state.failed_guards[-1] if self._state.failed_guards else why
+            warnings.warn(
+                f"thermit: {_name(self.__wrapped__)} has been compiled {self._state.compiled} times (max_variants) and runs eagerly for other calls; "
+                f"what keeps changing: {changing}",
+                ThermitWarning,
+                stacklevel=3,
+            )
+
+    # ------------------------------------------------------------------------------------------ compiling
+    def _compile(self, key: Any, flat: FlatCall, call: Call, why: str) -> Any:
+        start = time.perf_counter()
+        try:
+            guards, outcome = capture(self.__wrapped__, flat, call, self._state.strict)
+        except Restart as again:
+            self._remember(key, Variant((), again.reason), why)
+            return self.__wrapped__(*call.args, **call.kwargs)
+        if isinstance(outcome, Live):
+            self._remember(key, Variant(guards, outcome.reason, outcome.line), why)
+            return outcome.value
+        try:
+            stages = Stages(config.current)
+            stages.seconds["trace"] = time.perf_counter() - start
+            compilation = compile_graph(outcome.graph, config.current, stages)
+            sources = tuple(slot.source or Held(slot.tensor, "a constant") for slot in outcome.inputs)
+            specs = input_specs([slot.tensor for slot in outcome.inputs])
+            variant = Variant(guards, "", "", sources, specs, outcome, compilation, why, time.perf_counter() - start)
+            self._install(variant, call)
+        except Exception as fault:
+            return self._fault(fault, call)
+        self._remember(key, variant, why)
+        self._log(variant)
+        return self._run(variant, [slot.tensor for slot in outcome.inputs], call)
+
+    def _remember(self, key: Any, variant: Variant, why: str) -> None:
+        state = self._state
+        with state.lock:
+            state.variants.setdefault(key, []).insert(0, variant)
+            if variant.compilation is not None:
+                state.compiled += 1
+                state.keys.append(key)
+                if state.compiled > 1:
+                    state.failed_guards.append(why)
+
+    def _fault(self, fault: Exception, call: Call) -> Any:
+        """A fault of ours: raised in tests and development; otherwise one warning, and the function runs eagerly from now on."""
+        if config.current.raise_faults:
+            raise fault
+        self._state.faulty = True
+        warnings.warn(
+            f"thermit could not compile {_name(self.__wrapped__)} and runs it eagerly; this is a fault of thermit's, please report it with "
+            f"THERMIT_RAISE=1: {type(fault).__name__}: {fault}",
+            ThermitWarning,
+            stacklevel=4,
+        )
+        return self.__wrapped__(*call.args, **call.kwargs)
+
+    def _install(self, variant: Variant, call: Call) -> None:
+        """Hands the variant to the native entry, where it can check all that the variant depends on."""
+        assert variant.trace is not None and variant.compilation is not None
+        form = _form(variant.trace.template)
+        if runtime() is None or form is None:
+            return
+        try:
+            facts = (*_argument_guards(call), *variant.guards)
+        except NotStatic:
+            return
+        made = native.Variant(
+            len(call.args), tuple(call.kwargs), tuple(zip(variant.sources, variant.specs, strict=True)), facts,
+            variant.compilation.program, form, self.__wrapped__, torch_abi.ambient(),
+        )  # fmt: skip
+        self._entry.install(made)
+
+    def _log(self, variant: Variant) -> None:
+        options = config.current
+        if options.log_compiles or options.debug:
+            assert variant.compilation is not None
+            kernels, calls = kernel_count(variant.compilation)
+            ms = 1000 * variant.seconds
+            sys.stderr.write(f"thermit: compiled {_name(self.__wrapped__)} in {ms:.1f} ms: {kernels} kernels, {calls} calls ({variant.why})\n")
+
+    # ------------------------------------------------------------------------------------------ stages, explanation
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """The function captured for these arguments (tensors, or TensorSpecs in their place); nothing is computed.
+
+        Raises DataDependentError or UnsupportedError where it cannot be captured as a whole.
+        """
+        call = Call(tuple(tree_map(_example, a) for a in args), {k: tree_map(_example, a) for k, a in kwargs.items()})
+        flat = flatten_call(call.args, call.kwargs)
+        if flat.eager is not None:
+            raise UnsupportedError(f"this call can only run eagerly: {flat.eager}")
+        try:
+            _, outcome = capture(self.__wrapped__, flat, call, strict=True)
+        except Restart as again:
+            raise UnsupportedError(f"this call can only run eagerly: {again.reason}") from None
+        assert isinstance(outcome, Trace)
+        return Traced(_name(self.__wrapped__), outcome, call, self.__wrapped__)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """`trace(...).lower()`."""
+        return self.trace(*args, **kwargs).lower()
+
+    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
+        """`trace(...).lower().compile()`."""
+        return self.lower(*args, **kwargs).compile()
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What thermit does with this call, as a record whose `str` is readable.  The call is made (once more, eagerly or compiled)."""
+        flat = flatten_call(args, kwargs)
+        self(*args, **kwargs)
+        state = self._state
+        if flat.eager is not None:
+            return explain(_name(self.__wrapped__), None, flat.eager, "", (), tuple(state.failed_guards))
+        key, call = (flat.key, config.current.key), Call(args, kwargs)
+        for variant in state.variants.get(key, ()):
+            if holds(variant.guards, call) is None:
+                return explain(
+                    _name(self.__wrapped__), variant.compilation, variant.reason, variant.line, variant.guards, tuple(state.failed_guards),
+                    variant.trace.calls if variant.trace else (),
+                )  # fmt: skip
+        return explain(_name(self.__wrapped__), None, "more variants than max_variants, or a fault", "", (), tuple(state.failed_guards))
+
+
+class _Bound(functools.partial):  # type: ignore[type-arg]
+    """A jitted function bound to an object, as a method is."""
+
+    @property
+    def __self__(self) -> Any:
+        return self.args[0]
+
+    @property
+    def __func__(self) -> Any:
+        return self.func
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        return self.func.trace(*self.args, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        return self.func.lower(*self.args, *args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
+        return self.func.compile(*self.args, *args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        return self.func.explain(*self.args, *args, **kwargs)
+
+
+def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bool) -> tuple[tuple[Guard, ...], Trace | Live]:
+    """Runs the function once on stand-ins.  The guards that the outcome depends on, and the outcome."""
+    holder: list[Recorder] = []
+
+    def refuse(reason: str, where: str) -> None:
+        if holder and holder[0].is_open:
+            watcher.pause()
+            holder[0].go_live(reason)
+
+    watcher: Watcher = watch(function, call, refuse)
+
+    def run(recorder: Recorder) -> Any:
+        holder.append(recorder)
+        with Substitution(call.args, call.kwargs, recorder.known) as inside, watcher:
+            return function(*inside.args, **inside.kwargs)
+
+    def template(value: Any) -> tuple[Template, list[Any]]:
+        return result_template(value, lambda v: isinstance(v, torch.Tensor), watcher.place)
+
+    def refusal() -> str | None:
+        facts = watcher.facts()
+        return facts.refused
+
+    sources = argument_tensors(function, call.args, call.kwargs)
+    outcome = trace(run, flat.tensors, sources, watcher, template, refusal, strict=strict)
+    return watcher.facts().guards, outcome
+
+
+# ---------------------------------------------------------------------------------------------- pieces
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def _example(value: Any) -> Any:
+    return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, TensorSpec) else value
+
+
+def _form(template: Template) -> Any:
+    """How the native entry builds the result; None where it needs the arguments of the call for that."""
+    forms: dict[str, Any] = {"tensor": "one", "tuple": "tuple", "list": "list"}
+    if template.kind in forms:
+        return forms[template.kind]
+    return None
+
+
+def _argument_guards(call: Call) -> list[Guard]:
+    """Guards on the arguments that are not tensors.  Raises NotStatic."""
+    guards = []
+    for slot, value in (*enumerate(call.args), *call.kwargs.items()):
+        if not isinstance(value, torch.Tensor):
+            kind = "equals" if value is None or type(value) in (int, float, bool, str) else "deep"
+            guards.append(Guard(Arg(slot, str(slot)), kind, value if kind == "equals" else snapshot(value)[0]))  # type: ignore[arg-type]
+    return guards
+
+
+# ---------------------------------------------------------------------------------------------- jit
+@overload
+def jit(fn: F, *, strict: bool = ..., max_variants: int = ..., on_miss: OnMiss = ...) -> F: ...
+@overload
+def jit(fn: None = None, *, strict: bool = ..., max_variants: int = ..., on_miss: OnMiss = ...) -> Callable[[F], F]: ...
+def jit(fn: Any = None, *, strict: bool = False, max_variants: int = 8, on_miss: OnMiss = "compile") -> Any:
+    """`fn`, compiled for each kind of call that it meets; the results are eager's.
+
+    strict        raise where the function, or a part of it, can only run eagerly, instead of warning once and running it eagerly
+    max_variants  how many signatures are compiled before other ones run eagerly, with a warning that names what keeps changing
+    on_miss       what a call does that no compiled variant fits: "compile"; once there is one, "eager" or "error"
+    """
+    if on_miss not in ("compile", "eager", "error"):
+        raise ValueError(f"on_miss must be 'compile', 'eager' or 'error', not {on_miss!r}")
+    if fn is None:
+        return functools.partial(jit, strict=strict, max_variants=max_variants, on_miss=on_miss)
+    if isinstance(fn, staticmethod | classmethod):
+        return type(fn)(jit(fn.__func__, strict=strict, max_variants=max_variants, on_miss=on_miss))
+    if isinstance(fn, torch.nn.Module):
+        return fn  # modules run as they are until they are compiled: the same object, with all that it has
+    if isinstance(fn, JitFunction):
+        fn = fn.__wrapped__
+    if not callable(fn) or isinstance(fn, type):
+        raise TypeError(f"jit takes a function or a module, not {type(fn).__name__}")
+    return _make(fn, State(strict, max_variants, on_miss))
+
+
+def _make(fn: Callable[..., Any], state: State) -> JitFunction:
+    namespace: dict[str, Any] = {"__doc__": getattr(fn, "__doc__", None), "__module__": __name__}
+    kind = type("JitFunction", (JitFunction,), namespace)
+    self: JitFunction = object.__new__(kind)
+    functools.update_wrapper(self, fn)  # type: ignore[arg-type]
+    self._state = state
+    self._entry = native.Entry(self._slow)
+    kind.__call__ = self._entry.callable  # type: ignore[attr-defined]
+    return self
+
+
+def _restored(fn: Callable[..., Any], strict: bool, max_variants: int, on_miss: OnMiss) -> Any:
+    return jit(fn, strict=strict, max_variants=max_variants, on_miss=on_miss)
+
+
+__all__ = ["JitFunction", "TensorSpec", "ThermitError", "disable", "jit", "log_compiles"]

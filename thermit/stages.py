@@ -1,0 +1,160 @@
+"""The stages of a function as values: Traced, Lowered, Compiled.  Each prints itself with `as_text()`.
+
+    f.trace(x)      Traced      what the function does: a graph, before any pass
+     .lower()       Lowered     kernels, loops, LLVM, assembly; flops, bytes, memory
+     .compile()     Compiled    a callable for exactly these shapes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thermit import config
+from thermit.capture.signature import Call
+from thermit.capture.trace import Trace
+from thermit.compiler import Compilation, Stages, compile_graph
+from thermit.ir.node import Graph, Node, graph_text, toposort
+from thermit.loops.nest import program_text
+from thermit.runtime.program import Stopped
+from thermit.schedule.kernel import Kernel, schedule_text
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function captured for one signature."""
+
+    name: str
+    trace: Trace
+    call: Call
+    function: Callable[..., Any]
+
+    @property
+    def graph(self) -> Graph:
+        return self.trace.graph
+
+    def as_text(self) -> str:
+        """The graph as the function made it."""
+        return graph_text(self.trace.graph)
+
+    def lower(self) -> Lowered:
+        """Kernels, loops and code for this machine."""
+        return Lowered(self, compile_graph(self.trace.graph, config.current, Stages(config.current)))
+
+
+_TEXTS: dict[str, Callable[[Compilation], str]] = {
+    "graph": lambda c: graph_text(c.graph),
+    "kernels": lambda c: schedule_text(c.schedule),
+    "loops": lambda c: "".join(program_text(p) for p in c.loops.values()),
+    "llvm": lambda c: "\n".join(_each_module(c, "text")),
+    "asm": lambda c: "\n".join(_each_module(c, "assembly")),
+}
+
+
+def _each_module(compilation: Compilation, what: str) -> list[str]:
+    modules = {id(code.module): code.module for code in compilation.codes.values()}.values()
+    found = [getattr(m, what) for m in modules]
+    return [f() if callable(f) else f for f in found]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A captured function after all stages of the compiler."""
+
+    traced: Traced
+    compilation: Compilation
+
+    def as_text(self, stage: str = "kernels") -> str:
+        """The text of one stage: "graph", "kernels", "loops", "llvm" or "asm"."""
+        if stage not in _TEXTS:
+            raise ValueError(f"no stage {stage!r}; there are {', '.join(_TEXTS)}")
+        return _TEXTS[stage](self.compilation)
+
+    def cost_analysis(self) -> dict[str, int]:
+        """`flops`: arithmetic on floats and integers, products counted as 2 m n k; `bytes`: what kernels and calls read and write."""
+        return cost_analysis(self.compilation)
+
+    def memory_analysis(self) -> dict[str, int]:
+        """Bytes: of inputs, of outputs, of the arena for temporaries, and of the peak that one call allocates."""
+        return memory_analysis(self.compilation)
+
+    def compile(self) -> Compiled:
+        """The callable."""
+        return Compiled(self)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled function.  Calls must have the signature that it was traced for (TypeError else); nothing is traced again."""
+
+    lowered: Lowered
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        traced = self.lowered.traced
+        call = Call(args, kwargs)
+        inputs = [slot.tensor if slot.source is None else slot.source.read(call) for slot in traced.trace.inputs]
+        for slot, tensor in zip(traced.trace.inputs, inputs, strict=True):
+            same = isinstance(tensor, torch.Tensor) and tensor.shape == slot.tensor.shape and tensor.dtype == slot.tensor.dtype
+            if not same or tensor.stride() != slot.tensor.stride():
+                raise TypeError(f"{traced.name}: {slot.source} must be {slot.tensor.dtype} {list(slot.tensor.shape)} strides {list(slot.tensor.stride())}")
+        try:
+            results = self.lowered.compilation.program.run(inputs)
+        except Stopped:
+            return traced.function(*args, **kwargs)
+        return traced.trace.template.build(results, call)
+
+    def as_text(self) -> str:
+        """The program: kernels, then the plan's memory."""
+        memory = "".join(f"{name}: {value}\n" for name, value in self.lowered.memory_analysis().items())
+        return self.lowered.as_text("kernels") + memory
+
+
+# ---------------------------------------------------------------------------------------------- costs
+def cost_analysis(compilation: Compilation) -> dict[str, int]:
+    """See Lowered.cost_analysis."""
+    flops = sum(_flops(node) for node in toposort(compilation.graph.roots))
+    moved = 0
+    for step in compilation.schedule.steps:
+        if isinstance(step, Kernel):
+            moved += sum(s.node.type.nbytes for s in step.stores) + sum(load.node.type.nbytes for load in step.loads)
+        else:
+            moved += sum(load.node.type.nbytes for load in step.arguments)
+            moved += sum(r[0].nbytes for r in step.node.attrs.results if r is not None)
+    return {"flops": flops, "bytes": moved}
+
+
+_PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "mv": (0, 1), "dot": (0, 1), "addmv": (1, 2)}
+
+
+def _flops(node: Node) -> int:
+    if node.prim.kind in ("map", "reduce", "scan") and node.prim.name not in ("cast", "bitcast", "where"):
+        return node.args[0].type.numel
+    if node.prim.kind == "call":
+        if node.prim.name != "call":
+            return 0
+        name = str(node.attrs.op).split(".")[1]
+        results = sum(r[0].numel for r in node.attrs.results if r is not None)
+        if name in _PRODUCTS:
+            return 2 * results * node.args[_PRODUCTS[name][0]].shape[-1]
+        if name == "convolution":
+            weight = node.args[1].shape
+            return 2 * results * max(1, node.args[1].type.numel // max(weight[0], 1))
+    return 0
+
+
+def memory_analysis(compilation: Compilation) -> dict[str, int]:
+    """See Lowered.memory_analysis."""
+    plan = compilation.plan
+
+    def total(role: str) -> int:
+        return sum(buffer.nbytes for buffer in plan.buffers if buffer.role == role)
+
+    return {
+        "input_bytes": total("input"),
+        "output_bytes": total("output") + total("result"),
+        "temp_bytes": plan.arena_bytes,
+        "peak_bytes": plan.peak_bytes,
+    }
