@@ -144,8 +144,21 @@ def compute_dtype(dtype: DType) -> DType:
 
 # ---------------------------------------------------------------------------------------------- operands
 def broadcast_shape(*shapes: Shape) -> Shape:
-    """The common shape, by PyTorch's rule."""
-    return tuple(torch.broadcast_shapes(*shapes))
+    """The common shape, by PyTorch's rule (torch.broadcast_shapes would import sympy: a second in the first call).
+
+    >>> broadcast_shape((3, 1), (4,))
+    (3, 4)
+    """
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return tuple(first)
+    out: list[int] = []
+    for axis in range(-max(map(len, shapes)), 0):
+        sizes = {shape[axis] for shape in shapes if -axis <= len(shape)} - {1}
+        if len(sizes) > 1:
+            raise RuntimeError(f"shapes {[list(shape) for shape in shapes]} do not broadcast")
+        out.append(sizes.pop() if sizes else 1)
+    return tuple(out)
 
 
 def broadcast(*nodes: Node) -> tuple[Node, ...]:
