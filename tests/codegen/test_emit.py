@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from tests.codegen.native import run
+from tests.codegen.native import map_program, run
+from tests.codegen.test_spelling import spelled
 from thermit.codegen.emit import emit
 from thermit.codegen.target import host_target, x86_target
 from thermit.ir import build as b
@@ -16,6 +18,7 @@ from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.ir.types import BOOL, DTYPES, FLOAT32, FLOAT64, INT8, INT32, INT64, DType
 from thermit.loops.nest import Acc, Check, For, LoopProgram, Memory, Store
+from thermit.runtime.machine import MachineCode
 
 i, j, k = b.index("i"), b.index("j"), b.index("k")
 SIZES = [0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 70]
@@ -357,6 +360,7 @@ def fenced(nbytes):
     return area, base + page
 areas = []
 for program in edge_programs():
+    code = compiled(program)
     for at_end in (False, True):
         pointers = []
         for m in program.memories:
@@ -367,10 +371,8 @@ for program in edge_programs():
                 pointers.append(16)
                 continue
             pointers.append(start + page - nbytes if at_end else start)
-        for k in range(0, program.extent, max(program.width, 1)):
-            arrays = [type("P", (), {"ctypes": type("C", (), {"data": q})}) for q in pointers]
-            assert call(compiled(program), program.name, arrays, 0, program.extent) == 0
-            break
+        arrays = [type("P", (), {"ctypes": type("C", (), {"data": q})}) for q in pointers]
+        assert call(code, program.name, arrays, 0, program.extent) == 0
 print("ok", len(areas))
 """
 
@@ -400,15 +402,38 @@ def test_nothing_is_touched_outside_of_memories() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- text
-def test_nothing_outside_of_the_module_is_called() -> None:
-    """On any x86 level the assembly has no call but of the module's own helpers."""
-    from thermit.runtime.machine import MachineCode
+@pytest.mark.parametrize("level", ["sse2", "sse4", "avx2", "avx512"])
+def test_nothing_outside_of_the_module_is_called(level: str) -> None:
+    """Neither by arithmetic, conversions or masks: LLVM calls libm for what a processor lacks."""
+    target = x86_target(level)
+    for width in (1, target.lanes(32)):
+        for dtype in (FLOAT32, FLOAT64, DTYPES["float16"], DTYPES["bfloat16"], INT8, INT64, BOOL):
+            x, y = b.load("x", dtype, i), b.load("y", dtype, i)
+            prims = [] if dtype.is_half else spelled(1, dtype)
+            values = [Node(q, (x,), None, x.type) for q in prims] + [b.cast(x, d) for d in DTYPES.values() if not d.is_complex and d is not dtype]
+            values += [] if dtype.is_half else [b.map2(q, x, y) for q in spelled(2, dtype)]
+            assembly = MachineCode(emit([map_program(values, i, [("x", dtype), ("y", dtype)], 19, width)], target), target).assembly()
+            called = set(re.findall(r"\b(?:call|jmp)q?\s+([a-zA-Z_][\w.@]*)", assembly))
+            assert all(f"\n{name.removesuffix('@PLT')}:" in assembly for name in called), called
 
-    for level in ("sse2", "sse4", "avx2", "avx512"):
-        target = x86_target(level)
-        for program in edge_programs()[:2]:
-            assembly = MachineCode(emit([program], target), target).assembly() if level != "avx512" else ""
-            assert "@PLT" not in assembly
+
+def test_a_branch_inside_of_an_expression_that_is_hoisted() -> None:
+    """`seldom` has blocks of its own: in front of a loop, in a loop, in copies of a body, in a loop that may not run."""
+    once, each = f32("y", i), f32("x", j)
+    outer = b.seldom(b.gt(once, 2.0), once, b.neg(once), "sin")
+    inner = b.seldom(b.gt(each, 2.0), each, b.neg(each), "sin")
+    for mode, width, lanes, extent in (("serial", 1, 1, 37), ("unroll", 1, 1, 5), ("vector", 8, 1, 37), ("vector", 8, 3, 37), ("vector", 8, 2, i)):
+        total = b.local("t", FLOAT32)
+        accs = (Acc(total, p.ADD, outer, b.mul(inner, outer), lanes=lanes),)
+        loop = For(j, extent, (Store("o", j, b.mul(inner, outer)),), mode, width, accs)  # type: ignore[arg-type]
+        program = LoopProgram("kernel", (one("x", FLOAT32, 37), one("y", FLOAT32, 38), one("o", FLOAT32, 37, "out"), one("t", FLOAT32, 38, "out")), i, 38,
+                              (loop, Store("t", i, b.add(total, outer))))  # fmt: skip
+        x, y, out, sums = np.linspace(-3, 3, 37, dtype=np.float32), np.linspace(3, -3, 38, dtype=np.float32), np.zeros(37, np.float32), np.zeros(38, np.float32)
+        assert run(program, [x, y, out, sums]) == 0
+        fx, fy = (np.where(v > 2, np.sin(v.astype(np.float64)), -v).astype(np.float32) for v in (x, y))
+        for row in range(38):
+            n = extent if isinstance(extent, int) else row
+            assert np.allclose(sums[row], fy[row] * 2 + (fx[:n] * fy[row]).sum(), rtol=1e-5, atol=1e-5), (mode, lanes, row)
 
 
 def test_equal_programs_give_equal_text() -> None:

@@ -175,34 +175,32 @@ class Kernel(ExpressionWriter):
         Afterwards `running` holds the states behind the loop."""
         head, after = self.label("loop"), self.label("done")
         index = f"%i.{head}"
+        first = [r.values for r in running]
         with self.scope(conditional=not always):
-            before = self.block
             if not always:
                 enter = self.label("enter")
                 self.line(f"  {index}.any = icmp slt i64 {start}, {stop}\n  br i1 {index}.any, label %{enter}, label %{after}")
                 self.begin_block(enter)
-            entered = self.block
-            first = [r.values for r in running]
             with self.scope(writes) as inner:
-                self.block = head
+                inner.block = head
                 for k, r in enumerate(running):
                     r.values = [f"%a{k}.{j}.{head}" for j in range(len(r.types))]
                 names = [r.values for r in running]
                 states = iteration(index)
-                opening = [f"  br label %{head}\n{head}:\n  {index} = phi i64 [ {start}, %{entered} ], [ {index}.next, %{self.block} ]"]
+                last, entered, before = (self.block_of(self.innermost - k) for k in range(3))
+                opening = [f"  br label %{head}\n{head}:\n  {index} = phi i64 [ {start}, %{entered} ], [ {index}.next, %{last} ]"]
                 for name, r, old, new in zip(names, running, first, states, strict=True):
                     rows = zip(name, r.types, old, new, strict=True)
-                    opening += [f"  {n} = phi {t} [ {o}, %{entered} ], [ {x}, %{self.block} ]" for n, t, o, x in rows]
+                    opening += [f"  {n} = phi {t} [ {o}, %{entered} ], [ {x}, %{last} ]" for n, t, o, x in rows]
                 inner.lines[:0] = opening
                 self.line(f"  {index}.next = add nuw nsw i64 {index}, {step}\n  {index}.more = icmp slt i64 {index}.next, {stop}")
                 self.line(f"  br i1 {index}.more, label %{head}, label %{after}")
-                last = self.block
         self.begin_block(after)
         for r, old, new in zip(running, first, states, strict=True):
             r.values = new
             if not always:
-                rows = zip(r.types, old, new, strict=True)
-                r.values = [self.op(f"phi {t} [ {o}, %{before} ], [ {x}, %{last} ]") for t, o, x in rows]
+                ends = zip(r.types, old, new, strict=True)
+                r.values = [self.op(f"phi {t} [ {o}, %{before} ], [ {x}, %{last} ]") for t, o, x in ends]
 
     # ------------------------------------------------------------------ vector loops
     def _vector_loop(self, s: For) -> None:

@@ -78,7 +78,7 @@ class ExpressionWriter(FunctionWriter):
             return
         for key in list(self.values):
             node = key[1] if isinstance(key, tuple) else key
-            if self._reads.get(node, 0) & bits:
+            if isinstance(node, Node) and self._reads.get(node, 0) & bits:
                 del self.values[key]
 
     # ------------------------------------------------------------------ values

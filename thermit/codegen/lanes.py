@@ -127,7 +127,7 @@ class LaneSteps:
 
     def fits_32_bits(self, node: Node) -> bool:
         low, high = self.interval(node)
-        return -(1 << 31) <= low and high < 1 << 31
+        return low >= -(1 << 31) and high < 1 << 31
 
 
 def _combined(name: str, args: list[Interval]) -> Interval:

@@ -39,6 +39,10 @@ class Writer(Protocol):
         """A new name for a block."""
         ...
 
+    def begin_block(self, label: str) -> None:
+        """What follows stands in this block; the one before must have ended."""
+        ...
+
     def helper(self, name: str, make: Callable[[], str]) -> str:
         """`@name`, a private function of the module, whose text is made once."""
         ...
@@ -144,11 +148,14 @@ def _seldom(w: Writer, function: str, dtype: DType, args: list[str], lanes: int)
     helper = w.helper(name, lambda: _library_text(name, function, dtype, lanes))
     w.helper(function, lambda: f"declare double @{function}(double) nounwind\n")
     near, far, join = w.label("near"), w.label("far"), w.label("join")
-    w.append(f"  br label %{near}\n{near}:")
+    w.append(f"  br label %{near}")
+    w.begin_block(near)
     some = w.op(f"call i1 @llvm.vector.reduce.or.v{lanes}i1({flag} {condition})") if lanes else condition
-    w.append(f"  br i1 {some}, label %{far}, label %{join}, !prof !0\n{far}:")
+    w.append(f"  br i1 {some}, label %{far}, label %{join}, !prof !0")
+    w.begin_block(far)
     called = w.op(f"call {of} {helper}({flag} {condition}, {of} {x}, {of} {usual})")
-    w.append(f"  br label %{join}\n{join}:")
+    w.append(f"  br label %{join}")
+    w.begin_block(join)
     return w.op(f"phi {of} [ {usual}, %{near} ], [ {called}, %{far} ]")
 
 
@@ -208,10 +215,10 @@ def _floating(w: Writer, prim: Prim, dtype: DType, args: list[str], lanes: int) 
         return _extremum(w, prim, of, args, lanes)
     if prim is p.REM:
         return _remainder(w, dtype, args, lanes)
-    if prim is p.FMA and not w.target.has_fma:
-        return _unfused(w, dtype, args, lanes)
+    if prim in (p.FLOOR, p.CEIL, p.TRUNC, p.ROUND) and not w.target.has_round:
+        return _rounded(w, prim, dtype, args[0], lanes)
     spelling = prim.fp
-    if spelling is None:
+    if spelling is None or (prim is p.FMA and not w.target.has_fma):
         raise CompileError(f"{prim} of {dtype} has no instruction: legalize should have removed it")
     if spelling.startswith("llvm."):
         operands = ", ".join(f"{of} {a}" for a in args)
@@ -232,18 +239,29 @@ def _extremum(w: Writer, prim: Prim, of: str, args: list[str], lanes: int) -> st
     return w.op(f"select {flag} {unordered}, {of} {x}, {of} {best}")
 
 
-def _unfused(w: Writer, dtype: DType, args: list[str], lanes: int) -> str:
-    """fma where there is none (llvm.fma would call libm): float32 through float64 (rounded twice), float64 as a product and a sum.
+def _rounded(w: Writer, prim: Prim, dtype: DType, x: str, lanes: int) -> str:
+    """floor, ceil, trunc, round on processors without the instruction, where LLVM would call libm.
 
-    Only polynomials made by legalize reach this, on processors older than 2013; their error bounds grow accordingly.
+    Adding and taking away 2^23 (2^52) rounds to an integer, ties to even; one step corrects that to the direction wanted.
+    Larger numbers, inf and nan are integers already; the sign of x makes -0.0.
     """
-    wide = dtype
-    if dtype is FLOAT32:
-        args, wide = [cast(w, a, FLOAT32, FLOAT64, lanes) for a in args], FLOAT64
-    of = register_type(wide, lanes)
-    product = w.op(f"fmul {of} {args[0]}, {args[1]}")
-    total = w.op(f"fadd {of} {product}, {args[2]}")
-    return cast(w, total, wide, dtype, lanes)
+    of, flag = register_type(dtype, lanes), vector("i1", lanes)
+    whole = constant(2.0**23 if dtype is FLOAT32 else 2.0**52, dtype, lanes)
+    size = w.op(f"call {of} {intrinsic('llvm.fabs', type_suffix(dtype), lanes)}({of} {x})")
+    near = w.op(f"fsub {of} {w.op(f'fadd {of} {size}, {whole}')}, {whole}")
+    one, zero = constant(1.0, dtype, lanes), constant(0.0, dtype, lanes)
+    signed = intrinsic("llvm.copysign", type_suffix(dtype), lanes)
+    if prim is p.TRUNC:
+        over = w.op(f"fcmp ogt {of} {near}, {size}")
+        near = w.op(f"fsub {of} {near}, {w.op(f'select {flag} {over}, {of} {one}, {of} {zero}')}")
+    near = w.op(f"call {of} {signed}({of} {near}, {of} {x})")
+    if prim in (p.FLOOR, p.CEIL):
+        beyond = w.op(f"fcmp {'ogt' if prim is p.FLOOR else 'olt'} {of} {near}, {x}")
+        moved = w.op(f"{'fsub' if prim is p.FLOOR else 'fadd'} {of} {near}, {w.op(f'select {flag} {beyond}, {of} {one}, {of} {zero}')}")
+        near = w.op(f"call {of} {signed}({of} {moved}, {of} {x})")
+    has_fraction = w.op(f"fcmp olt {of} {size}, {whole}")
+    quiet = w.op(f"fadd {of} {x}, {zero}")
+    return w.op(f"select {flag} {has_fraction}, {of} {near}, {of} {quiet}")
 
 
 def _remainder(w: Writer, dtype: DType, args: list[str], lanes: int) -> str:

@@ -2,8 +2,8 @@
 
 What goes out: lines in SSA form.  The one idea: each open loop is a scope with its own list of lines; when it closes they follow
 what stands in the scope around it.  So while an inner loop is written, a line may still be put in front of it, and hoisting is
-nothing but choosing a scope.  Invariant: only the innermost scope holds labels that are still open, so a hoisted line (which
-never has a label) always stands in a block that comes before everything written since.
+nothing but choosing a scope.  A hoisted instruction may even open a block of its own: which block a scope ends in is asked only
+when the scope around it goes on.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ class Scope:
     """An open loop, or one iteration of an unrolled one.
 
     `bound`: what is known here only.  `writes`: bits of the memories written inside.  `conditional`: it may not run at all, so
-    no load moves out of it.
+    no load moves out of it.  `block`: label of the block that its last line stands in (None: the one it began in).
     """
 
     lines: list[str] = field(default_factory=list)
     bound: list[object] = field(default_factory=list)
     writes: int = 0
     conditional: bool = False
+    block: str | None = None
 
 
 class FunctionWriter:
@@ -45,10 +46,9 @@ class FunctionWriter:
     def __init__(self, target: Target, helpers: dict[str, str]) -> None:
         self.target = target
         self.helpers = helpers
-        self.scopes: list[Scope] = [Scope()]
+        self.scopes: list[Scope] = [Scope(block="entry")]
         self.at = self.scopes[0].lines
         self.depth = 0
-        self.block = "entry"  # label of the block being written in the innermost scope
         self.values: dict[object, Value] = {}
         self._count = 0
 
@@ -67,9 +67,20 @@ class FunctionWriter:
         self._count += 1
         return f"{stem}{self._count}"
 
+    def append(self, text: str) -> None:
+        """A line without result, where `at` points."""
+        self.at.append(text)
+
     def begin_block(self, label: str) -> None:
-        self.line(f"{label}:")
-        self.block = label
+        """The next lines where `at` points stand in this block; the one before must have ended."""
+        self.at.append(f"{label}:")
+        self.scopes[self.depth].block = label
+
+    def block_of(self, depth: int) -> str:
+        """The block that a scope now ends in."""
+        while self.scopes[depth].block is None:
+            depth -= 1
+        return self.scopes[depth].block or ""
 
     def go(self, depth: int) -> None:
         self.depth = depth
@@ -104,6 +115,8 @@ class FunctionWriter:
         for key in opened.bound:
             self.values.pop(key, None)
         self.scopes[-1].lines += opened.lines
+        if opened.block is not None:
+            self.scopes[-1].block = opened.block
         self.here()
 
     def splat(self, text: str, type_text: str, width: int) -> str:
