@@ -18,6 +18,7 @@ ROW_BYTES = 256 << 10  # row buffers of one kernel, on the stack and in L2
 SMALL_ELEMS = 16 << 10  # below, one core does it before a second could be woken
 SPLIT_ELEMS = 64 << 10  # a reduction of more elements into few is done in two kernels, so that cores share it
 SPLIT_PARTS = 64
+SPLIT_ROWS = 8  # fewer results than these are too few to share
 COSTLY = frozenset(
     (p.EXP, p.EXP2, p.EXPM1, p.LOG, p.LOG2, p.LOG10, p.LOG1P, p.SIN, p.COS, p.TAN, p.ASIN, p.ACOS, p.ATAN, p.SINH, p.COSH, p.TANH, p.ASINH, p.ACOSH,
      p.ATANH, p.ERF, p.ERFC, p.SIGMOID, p.POW, p.ATAN2, p.HYPOT)

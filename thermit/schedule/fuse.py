@@ -79,6 +79,8 @@ class Fusion:
         """From now on `node` is a buffer."""
         if node in self.stored:
             return
+        if node not in self.readers:  # nothing reads it any more
+            return
         self.stored[node] = None
         if all(r.node is not node for r in self.roots):
             self.roots.append(Root(node, contiguous_strides(node.shape)))
@@ -199,6 +201,9 @@ class Fusion:
                 along = along or here
             elif node.prim is p.CHECK and node is not root and (node in moved or root.prim is p.SCATTER):
                 self.store(node, "a check that part of the kernel would skip")
+        for node in found.below_gathers():
+            if node.prim.kind in ("reduce", "scan"):
+                self.store(node, "read at places that are data")
         if root.prim.kind == "scan" and any(mask & (1 << root.attrs.axis) for mask in sets):
             for node in found.visits:
                 if node.prim.kind == "reduce":
@@ -249,8 +254,9 @@ class Fusion:
             return False
         if group.rows != other.rows or len(group.roots) + len(other.roots) > 8:
             return False
-        if not ((group.reads | set(group.trace.visits)) & (other.reads | set(other.trace.visits))):
-            return False
+        small = a.type.numel <= SMALL_ELEMS and all(n.type.numel <= SMALL_ELEMS for n in group.reads | other.reads)
+        if not small and not ((group.reads | set(group.trace.visits)) & (other.reads | set(other.trace.visits))):
+            return False  # nothing in common: two kernels stream better, unless their start is what they cost
         return len(group.trace.visits) + len(other.trace.visits) <= LIMIT_NODES and len(group.reads | other.reads) <= LIMIT_LOADS
 
     # ------------------------------------------------------------------ rules over all kernels
@@ -304,8 +310,10 @@ def _same(a: Sequence[int], b: Sequence[int], shape: Shape) -> bool:
 
 def fuse(graph: Graph, target: Any = None) -> Schedule:
     """The schedule of a graph.  `target` is not read: what is stored does not depend on the machine."""
-    graph = split(graph)
+    graph, parts = split(graph)
     fusion = Fusion(graph)
+    for node, reason in parts.items():
+        fusion.store(node, reason)
     while True:
         groups = fusion.grow()
         steps, cycle = arrange(fusion, groups)

@@ -1,19 +1,27 @@
-"""Rewrites that make a graph easier to schedule, same values.
+"""Rewrites that make a graph easier to schedule; the values stay the same (a sum's order is ours).
 
     check(x, ok) with ok of another shape   ->  check(x, all(ok) repeated)      so that a check is tested where it is read
     an output or update that is an input    ->  a copy of it                    so that every stored value is a node of its own
+    a long reduction into few elements      ->  parts, stored; then the parts   so that cores share it, and sums stay accurate
+
+    sum of float32[1048576]                 ->  %1 = reshape float32[64,16384];  %2 = sum[[1]] %1 (stored);  sum of %2 in float64
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort
+from thermit.ir.types import FLOAT32, FLOAT64
+from thermit.schedule.cost import SPLIT_ELEMS, SPLIT_PARTS, SPLIT_ROWS
 
 
-def split(graph: Graph) -> Graph:
-    """The graph in the form that fusion expects."""
+def split(graph: Graph) -> tuple[Graph, dict[Node, str]]:
+    """The graph in the form that fusion expects, and the parts that must be stored, with the reason."""
     new: dict[Node, Node] = {}
+    parts: dict[Node, str] = {}
     for node in toposort(graph.roots):
         args = tuple(new[a] for a in node.args)
         again = build.rebuild(node, args) if args != node.args else node
@@ -21,11 +29,75 @@ def split(graph: Graph) -> Graph:
             x, ok = again.args
             whole = build.reduce(p.ALL, ok, range(ok.type.ndim))
             again = build.check(x, build.broadcast_to(whole, x.shape))
+        elif again.prim.kind == "reduce" and again.type.numel < SPLIT_ROWS and again.args[0].type.numel >= SPLIT_ELEMS:
+            again = in_parts(again, parts)
         new[node] = again
-    return graph.map_roots(lambda root: copied(new[root]))
+    return graph.map_roots(lambda root: copied(new[root])), parts
 
 
 def copied(node: Node) -> Node:
     """A node with the value of an input or of a call's result that is not that tensor: a reshape to its own shape, which the
     constructors would drop."""
     return Node(p.RESHAPE, (node,), None, node.type) if node.prim in (p.INPUT, p.RESULT) else node
+
+
+def in_parts(node: Node, parts: dict[Node, str]) -> Node:
+    """The reduction as one of its parts."""
+    x, axes = node.args[0], node.attrs.axes
+    axis = next((a for a in axes if x.shape[a] >= SPLIT_PARTS), max(axes, key=lambda a: x.shape[a]))
+    n = x.shape[axis]
+    if n < 2:
+        return node
+    count = next((k for k in range(min(SPLIT_PARTS, n), min(SPLIT_PARTS, n) // 4, -1) if n % k == 0), min(SPLIT_PARTS, n))
+    size = n // count
+    main = _cut(x, axis, 0, count * size)
+    folded = build.reshape(main, (*x.shape[:axis], count, size, *x.shape[axis + 1 :]))
+    rest = [_cut(x, axis, count * size, n)] if count * size < n else []
+    if node.prim in (p.ARGMAX, p.ARGMIN):
+        return _best(node, folded, axis, size, rest, parts)
+    moved = [a if a <= axis else a + 1 for a in axes if a != axis] + [axis + 1]
+    pieces = build.reduce(node.prim, folded, moved)  # the kept axes with the parts among them
+    parts[pieces] = f"{x.type.numel} elements into {node.type.numel}: in {count} parts, for several cores"
+    place = sum(1 for a in range(axis) if a not in axes)
+    found = [_reduce(node.prim, pieces, (place,))] + [_reduce(node.prim, r, axes) for r in rest]
+    return _cast_back(_join(node.prim, found), node)
+
+
+def _cut(x: Node, axis: int, start: int, stop: int) -> Node:
+    starts = [0] * x.type.ndim
+    starts[axis] = start
+    return build.slice_(x, starts, [1] * x.type.ndim, (*x.shape[:axis], stop - start, *x.shape[axis + 1 :]))
+
+
+def _reduce(prim: p.Prim, x: Node, axes: Sequence[int]) -> Node:
+    """Of parts of a float32 sum: in float64."""
+    return build.reduce(prim, build.cast(x, FLOAT64) if prim is p.SUM and x.dtype is FLOAT32 else x, axes)
+
+
+def _join(prim: p.Prim, values: Sequence[Node]) -> Node:
+    combine = {p.SUM: build.add, p.PROD: build.mul, p.AMAX: build.maximum, p.AMIN: build.minimum, p.ANY: build.or_, p.ALL: build.and_}[prim]
+    out = values[0]
+    for v in values[1:]:
+        out = combine(out, v)
+    return out
+
+
+def _cast_back(x: Node, node: Node) -> Node:
+    return build.cast(x, node.dtype) if x.dtype is not node.dtype else x
+
+
+def _best(node: Node, folded: Node, axis: int, size: int, rest: Sequence[Node], parts: dict[Node, str]) -> Node:
+    """argmax: the best of each part and where it stands; then the part with the best."""
+    extreme = p.AMAX if node.prim is p.ARGMAX else p.AMIN
+    best, at = build.reduce(extreme, folded, (axis + 1,)), build.reduce(node.prim, folded, (axis + 1,))
+    for piece in (best, at):
+        parts[piece] = f"{folded.type.numel} elements into {node.type.numel}: in {folded.shape[axis]} parts, for several cores"
+    at = build.add(at, build.mul(build.iota(at.shape, axis), size))
+    for r in rest:
+        shape = (*r.shape[:axis], 1, *r.shape[axis + 1 :])
+        best = build.concat([best, build.reshape(build.reduce(extreme, r, (axis,)), shape)], axis)
+        last = build.add(build.reshape(build.reduce(node.prim, r, (axis,)), shape), size * folded.shape[axis])
+        at = build.concat([at, last], axis)
+    winner = build.reduce(node.prim, best, (axis,))
+    index = [build.iota(winner.shape, a if a < axis else a - 1) if a != axis else winner for a in range(at.type.ndim)]
+    return build.gather(at, index)

@@ -43,8 +43,14 @@ class Trace:
 
     def moved(self) -> set[Node]:
         """What is read below a view, a reduction or a gather, and so perhaps at another index than the root's."""
+        return self._below([a for n in self.visits if n.prim.kind not in ("map", "scan") and n.prim is not p.CHECK for a in n.args])
+
+    def below_gathers(self) -> set[Node]:
+        """What is read at indices that are data."""
+        return self._below([n.args[0] for n in self.visits if n.prim is p.GATHER])
+
+    def _below(self, stack: list[Node]) -> set[Node]:
         found: set[Node] = set()
-        stack = [a for n in self.visits if n.prim.kind not in ("map", "scan") and n.prim is not p.CHECK for a in n.args]
         while stack:
             node = stack.pop()
             if node not in found:
