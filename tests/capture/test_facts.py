@@ -13,6 +13,7 @@ import functools
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import pytest
 import torch
 from torch import nn
 
+import thermit
 from thermit.capture.facts import Facts, watch
 from thermit.capture.signature import Call, holds
 
@@ -1076,3 +1078,41 @@ def test_not_refused(name: str) -> None:
     function, args, _ = FAULTS[name]()
     facts = run(function, *args)
     assert facts.refused is None, f"{facts.refused} at {facts.where}"
+
+
+# Compiled and then right after the change: the whole house.
+def _flat(value: Any) -> list[Any]:
+    return [leaf for part in value for leaf in _flat(part)] if isinstance(value, list | tuple) else [value]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_results_follow(name: str) -> None:
+    function, args, change = FAULTS[name]()
+    compiled = thermit.jit(function) if not isinstance(function, nn.Module) else thermit.jit(lambda *a: function(*a))
+    try:
+        for step in range(2):
+            for _ in range(3):
+                torch.manual_seed(0)
+                expected, error = attempt(function, args)
+                torch.manual_seed(0)
+                got, other = attempt(compiled, args)
+                assert type(error) is type(other), f"step {step}: {error!r}, compiled {other!r}"
+                if error is None:
+                    for e, g in zip(_flat(expected), _flat(got), strict=True):
+                        torch.testing.assert_close(g, e, equal_nan=True, msg=f"step {step}: {g} instead of {e}")
+            if step == 0:
+                change()
+    finally:
+        while HANDLES:
+            HANDLES.pop().remove()
+    if name not in MAY_REFUSE:
+        assert any(v.compilation is not None for variants in compiled._state.variants.values() for v in variants), "never compiled"
+
+
+def attempt(function: Any, args: Any) -> tuple[Any, BaseException | None]:
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", thermit.capture.recorder.ThermitWarning)
+            return function(*args), None
+    except Exception as error:
+        return None, error

@@ -17,6 +17,7 @@ code of other packages is.  Order of use: watch(original call) - substitute stan
 
 from __future__ import annotations
 
+import builtins
 import contextvars
 import functools
 import gc
@@ -59,6 +60,8 @@ _CONTAINERS = frozenset((list, tuple, dict, set, frozenset, OrderedDict, default
 _BASES = (list, tuple, dict, set, frozenset, deque)
 _QUIET = IMMUTABLE | {torch.Tensor, torch.nn.Parameter}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_NOTHING = object()
+_BUILTINS = vars(builtins)
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _HOOK_TABLES = vars(sys.modules["torch.nn.modules.module"])
@@ -127,6 +130,9 @@ class Watcher:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
         self.pause()
+        self._fresh.clear()  # may hold stand-ins, which must not outlive the trace
+        self._frames.clear()
+        self._looked.clear()
         if self._chained is not None:
             sys.setprofile(self._chained)
 
@@ -161,7 +167,7 @@ class Watcher:
                 self._refuse(f"reads {why}", frame)
         elif event == "return" and frame in self._frames:
             del self._frames[frame]
-            if arg is not None and type(arg) not in _QUIET:
+            if arg is not None and not _is_quiet(arg):
                 self._returned(frame, arg)
 
     def _refuse(self, reason: str, frame: FrameType | None, line: int | None = None) -> None:
@@ -187,7 +193,7 @@ class Watcher:
     def _learn_argument(self, source: Source, value: Any) -> list[Any]:
         """Arguments are compared by the key; here it is only written down where things live.  Gives the objects found."""
         kind = type(value)
-        if kind in _QUIET or isinstance(value, torch.Tensor):
+        if _is_quiet(value):
             return []
         parts = [] if kind is functools.partial else list(elements(source, value))
         if not parts and not _is_container(value):
@@ -222,7 +228,7 @@ class Watcher:
         self._frames[frame] = names
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)]
         local = frame.f_locals if arguments else {}
-        values = [local[n] for n in arguments if n in local and type(local[n]) not in _QUIET]
+        values = [local[n] for n in arguments if n in local and not _is_quiet(local[n])]
         function = function_of(frame)
         done = (code, id(function), *map(id, values))
         if done in self._frames_done:
@@ -290,7 +296,7 @@ class Watcher:
             for name in ("__defaults__", "__kwdefaults__"):
                 value = getattr(function, name)
                 if value is not None:
-                    found += self._reach(Attr(home, name), value)
+                    found += self._defaults(Attr(home, name), value)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if existed:
                 self._cells[id(cell)] = cell
@@ -307,25 +313,35 @@ class Watcher:
             found += self._reach(place, value)
         return found
 
+    def _defaults(self, source: Source, values: Any) -> list[Any]:
+        """Default values: the tuple is one and the same object until it is replaced, so only what can change inside is compared."""
+        if type(values) is not tuple:
+            return self._reach(source, values)
+        if source in self._reached:
+            return self._reached[source] or []
+        self._guard(source, "is", values)
+        found = [values]
+        for i, value in enumerate(values):
+            if type(value) not in IMMUTABLE:
+                found += self._reach(Item(source, i), value)
+        self._reached[source] = self._contents[id(values)] = found
+        self._know(values, source)
+        return found
+
     def _globals(self, table: dict[str, Any], names: Names, frame: FrameType) -> list[Any]:
         found: list[Any] = []
-        builtin = set()
         for name in names.globals:
-            if name in table:
-                value = table[name]
-                if isinstance(value, ModuleType) and value.__name__ == "numpy" and "random" in names.attributes:
-                    self._refuse("draws from numpy.random", frame)
-                found += self._reach(Global(table, name), value)
-            else:
-                builtin.add(name)
-        if builtin & NAMESPACES:
-            self._refuse(f"calls {min(builtin & NAMESPACES)}()", frame)
-        if builtin:
-            missing = frozenset(builtin)
-            place = Item(Held(table, table.get("__name__", "globals")), tuple(sorted(builtin)))
-            if place not in self._reached:
-                self._reached[place] = None
-                self._guards[place] = Guard(Held(table, f"module {table.get('__name__', '')}"), "absent", missing)
+            value = table.get(name, _NOTHING)
+            if value is _NOTHING:
+                value = _BUILTINS.get(name, _NOTHING)
+                if name in NAMESPACES:
+                    self._refuse(f"calls {name}()", frame)
+            if value is _NOTHING:
+                self._guard(Global(table, name), "missing", None)
+                continue
+            if isinstance(value, ModuleType) and value.__name__ == "numpy" and "random" in names.attributes:
+                self._refuse("draws from numpy.random", frame)
+            found += self._reach(Global(table, name), value)
         for name in names.imports:
             module = sys.modules.get(name)
             if module is not None and not is_library_module(module):
@@ -340,7 +356,7 @@ class Watcher:
         if id(value) in self._known:
             return [value]
         kind = type(value)
-        if kind in _QUIET or isinstance(value, torch.Tensor):
+        if _is_quiet(value):
             return []
         if kind in _CONTAINERS or id(value) in self._fresh or isinstance(value, Iterator):
             return self._known_inside(value)
@@ -425,7 +441,7 @@ class Watcher:
         seen: set[int] = set()
         while stack:
             value = stack.pop()
-            if id(value) in seen or type(value) in _QUIET:
+            if id(value) in seen or _is_quiet(value):
                 continue
             seen.add(id(value))
             stack += self._touch(value, names, attributes)
@@ -696,6 +712,11 @@ def _still(source: Source, call: Call, tensor: torch.Tensor) -> bool:
         return source.read(call) is tensor
     except Exception:  # whatever reading raises: it is not the same tensor
         return False
+
+
+def _is_quiet(value: Any) -> bool:
+    """Whether nothing is read through it: a constant or a tensor (a stand-in too)."""
+    return type(value) in _QUIET or isinstance(value, torch.Tensor)
 
 
 def _is_container(value: Any) -> bool:
