@@ -1,0 +1,131 @@
+"""What is measured, as data: a row for each function and size.
+
+A function is named here and written once for PyTorch (torch_functions.py) and once for JAX (jax_functions.py).  Inputs are made
+by numpy from a seed, so every peer sees the same numbers.  This file needs numpy only: workers of all peers read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """`kind`: "normal", "positive" (0.5 to 1.5), "mask" (bool, two thirds true), "image" (uint8)."""
+
+    kind: str
+    shape: Shape
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One function at one size.
+
+    `other`: inputs of other sizes, to time the first call after a change of shape.  `moved_bytes`: for what is bound by memory, the
+    bytes of inputs and results, each once.  `tolerance`: largest difference between peers, relative to the largest result.
+    """
+
+    name: str
+    function: str
+    inputs: tuple[Input, ...]
+    other: tuple[Input, ...]
+    group: str = "size"  # "call": the cost of a call; "size": all else
+    moved_bytes: int = 0
+    tolerance: float = 1e-4
+    quick: bool = False
+
+    @property
+    def elements(self) -> int:
+        return max(math.prod(i.shape) for i in self.inputs)
+
+
+def arrays(inputs: tuple[Input, ...]) -> list[np.ndarray]:
+    """The inputs of a case; the same for every peer."""
+    return [_array(spec, np.random.default_rng([7, k])) for k, spec in enumerate(inputs)]
+
+
+def _array(spec: Input, rng: np.random.Generator) -> np.ndarray:
+    match spec.kind:
+        case "normal":
+            return rng.standard_normal(spec.shape, np.float32).astype(spec.dtype)
+        case "positive":
+            return (rng.random(spec.shape, np.float32) + np.float32(0.5)).astype(spec.dtype)
+        case "mask":
+            return rng.random(spec.shape, np.float32) < 2 / 3
+        case "image":
+            return rng.integers(0, 256, spec.shape, np.uint8)
+    raise ValueError(spec.kind)
+
+
+def _same(kind: str, shape: Shape, count: int = 1, dtype: str = "float32") -> tuple[Input, ...]:
+    return (Input(kind, shape, dtype),) * count
+
+
+def _grown(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
+    """The same with every first axis a little longer."""
+    return tuple(Input(i.kind, (i.shape[0] + max(1, i.shape[0] // 7), *i.shape[1:]), i.dtype) for i in inputs)
+
+
+def _case(name: str, function: str, inputs: tuple[Input, ...], **columns: object) -> Case:
+    return Case(name, function, inputs, **{"other": _grown(inputs), **columns})  # type: ignore[arg-type]
+
+
+def _cases() -> Iterator[Case]:
+    for n, label, quick in ((16, "16", True), (4096, "4k", False), (1 << 20, "1M", True), (1 << 24, "16M", False)):
+        moved = 3 * 4 * n if n >= 1 << 24 else 0
+        yield _case(f"chain {label}", "chain", _same("normal", (n,), 2), quick=quick, moved_bytes=moved)
+    for rows, columns in ((4096, 1024), (64, 50257)):
+        size, x = f"{rows}x{columns}", Input("normal", (rows, columns))
+        parameters = (Input("positive", (columns,)), Input("normal", (columns,)))
+        first, moved = rows == 4096, 2 * 4 * rows * columns
+        other = (Input("normal", (rows + 9, columns)), *parameters)
+        yield _case(f"softmax {size}", "softmax", (x,), quick=first, moved_bytes=moved)
+        yield _case(f"layer norm {size}", "layer_norm", (x, *parameters), other=other, quick=first, moved_bytes=moved)
+        yield _case(f"softmax, layer norm {size}", "softmax_layer_norm", (x, *parameters), other=other, moved_bytes=moved)
+    yield _case(
+        "rms norm, residual 4096x1024",
+        "rms_residual",
+        (*_same("normal", (4096, 1024), 2), Input("positive", (1024,))),
+        other=(*_same("normal", (4105, 1024), 2), Input("positive", (1024,))),
+        moved_bytes=4 * 4 * 4096 * 1024,
+        quick=True,
+    )
+    yield _case("variance 4096x1024", "variance", _same("normal", (4096, 1024)), moved_bytes=4 * 4096 * 1024)
+    yield _case("log-sum-exp 4096x1024", "logsumexp", _same("normal", (4096, 1024)))
+    for function in ("sum_all", "sum_rows", "sum_columns"):
+        yield _case(f"{function.replace('_', ' ')} 4096x4096", function, _same("normal", (4096, 4096)), moved_bytes=4 * 4096 * 4096)
+    yield _case("rbf 4000x4000", "rbf", _same("normal", (4000, 3), 2), quick=True)
+    yield _case("stencil 2048x2048", "stencil", _same("normal", (2048, 2048)), moved_bytes=2 * 4 * 2048 * 2048, quick=True)
+    for dtype in ("float32", "float64"):
+        yield _case(f"sea water 1M {dtype}", "sea_water", _same("positive", (1 << 20,), 3, dtype), quick=dtype == "float32")
+    yield _case("tridiagonal 16x65536", "tridiagonal", _same("positive", (16, 65536), 4), other=_same("positive", (16, 70000), 4))
+    yield _case(
+        "masked statistics 4096x1024",
+        "masked_statistics",
+        (Input("normal", (4096, 1024)), Input("mask", (4096, 1024))),
+        moved_bytes=5 * 4096 * 1024,
+        tolerance=1e-3,
+    )
+    yield _case("image 1080x1920", "image", _same("image", (1080, 1920, 3)), other=_same("image", (720, 1280, 3)), tolerance=1 / 255, quick=True)
+    for count in (1, 2, 8, 32):
+        yield _case(f"call with {count}", "total", _same("normal", (16,), count), other=_same("normal", (17,), count), group="call", quick=count == 2)
+
+
+CASES: dict[str, Case] = {case.name: case for case in _cases()}
+
+
+# ---------------------------------------------------------------------------------------------- the polynomial of sea water
+def sea_water_coefficients(degree: int = 6) -> list[list[list[float]]]:
+    """Coefficients c[i][j][k] of s^i t^j p^k with i + j + k <= degree: 84 of them, of falling size, as in equations of state."""
+    rng = np.random.default_rng(11)
+    return [
+        [[float(rng.uniform(-1, 1)) / math.factorial(i + j + k) for k in range(degree + 1 - i - j)] for j in range(degree + 1 - i)]
+        for i in range(degree + 1)
+    ]

@@ -1,0 +1,24 @@
+"""`python -m benchmarks.jax_worker PEER CASE THREADS`, run by a Python that has JAX; as many threads as the process may use cores."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import numpy as np
+
+from benchmarks.cases import CASES, Case
+from benchmarks.jax_functions import FUNCTIONS
+from benchmarks.worker import Peer, serve
+
+
+def make(peer: str, case_name: str, threads: str) -> tuple[Peer, Case]:
+    case = CASES[case_name]
+    jax.config.update("jax_enable_x64", any(i.dtype == "float64" for i in case.inputs))
+    jax.block_until_ready(jax.numpy.zeros(1))  # the client is made here, not in the first call
+    peer = Peer(lambda _: jax.jit(FUNCTIONS[case.function]), jax.numpy.asarray, np.asarray, jax.block_until_ready, case.group != "call")
+    return peer, case
+
+
+if __name__ == "__main__":
+    serve(lambda: make(*sys.argv[1:]))
