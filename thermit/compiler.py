@@ -113,8 +113,7 @@ def compile_graph(graph: Graph, config: Config, stages: Stages | None = None, ta
     launches = {name: replace(code.launch, symbol=name) for name, code in codes.items()}
     buffers = stages.run("plan", plan, graph, schedule, launches)
     addresses = {name: code.module.address(code.symbol) for name, code in codes.items()}
-    keep = tuple({id(code.module): code.module for code in codes.values()}.values())
-    program = stages.run("link", Program, buffers, addresses, keep)
+    program = stages.run("link", Program, buffers, addresses)
     return Compilation(graph, schedule, loops, codes, buffers, program, stages)
 
 
