@@ -39,6 +39,10 @@ def aliases(results, arguments) -> list[int]:
     return [seen.setdefault(t.untyped_storage().data_ptr(), i) if t.numel() else -1 for i, t in enumerate([*results, *arguments])]
 
 
+def raised(outcome) -> str:
+    return f"{type(outcome).__name__}: {str(outcome)[:300]}" if isinstance(outcome, Exception) else "a result"
+
+
 def fault(program: Program, jit, draws: int = 2) -> str | None:
     """How jit(program) differs from the program, or None."""
     function = program.function()
@@ -57,7 +61,7 @@ def fault(program: Program, jit, draws: int = 2) -> str | None:
             got = e
         if isinstance(want, Exception) or isinstance(got, Exception):
             if type(want) is not type(got):
-                return f"draw {draw}: {type(got).__name__}: {got} for {type(want).__name__}: {want}"
+                return f"draw {draw}: {raised(got)} for {raised(want)}"
             continue
         exact = program.family == "exact"
         for kind, a, b in (("result", got, want), ("argument", theirs, mine)):
