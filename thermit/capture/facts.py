@@ -399,7 +399,7 @@ class Watcher:
     def _standard(self, frame: FrameType) -> None:
         """Code of the standard library: sees whatever it is given, and some of it has effects."""
         code = frame.f_code
-        if code.co_filename.endswith(("/os.py", "\\os.py")):
+        if code.co_filename.endswith(("/os.py", "\\os.py", "<frozen os>")):
             self._refuse("reads the environment or the file system", frame)
         caller = frame.f_back
         if caller is None or caller not in self._frames:
@@ -515,7 +515,7 @@ class Watcher:
             else:
                 children[name] = self._class_attribute(value, kind, name, raw, flattened)
                 shadowed.add(name)
-        if shadowed and kind is not FunctionType and kind is not ModuleType:
+        if shadowed and kind is not ModuleType:
             self._classed(value, shadowed)
         skipped = "" if self._through_tables else "_modules"
         return [c for name in attributes if name != skipped and (found := children.get(name)) for c in found]
@@ -523,7 +523,8 @@ class Watcher:
     def _classed(self, value: Any, names: set[str]) -> None:
         """Guards the class of an object, and that its own dict has none of the names that were found in the class, or nowhere."""
         home = self._home(value)
-        self._guard(home, "type", type(value))
+        if type(value) is not FunctionType:
+            self._guard(home, "type", type(value))
         known = self._shadows.setdefault(id(value), set())
         if names <= known or not hasattr(value, "__dict__"):
             return
@@ -676,26 +677,33 @@ class Watcher:
         return Facts(guards, self.refused, self.where)
 
     def _check_unchanged(self, guards: tuple[Guard, ...]) -> None:
-        changed: Source | None = None
         failed = holds(guards, self.call)
-        if failed is not None:
-            changed = failed.source
-        else:
+        changed = None if failed is None else failed.source
+        if failed is not None and failed.kind == "absent":
+            present = [name for name in failed.expected if name in failed.source.read(self.call)]
+            assert isinstance(failed.source, Attr)
+            changed = Attr(failed.source.base, present[0])
+        if changed is None:
             changed = next((s for s, tensor in self._entry if not _still(s, self.call, tensor)), None)
         if changed is not None:
             self.refused, self.where = f"changes {changed}", self._line(changed)
         elif self._arguments is not None and self._image() != self._arguments:
-            self.refused, self.where = "changes a container that is an argument", self._line(None)
+            names = [source for source, _ in argument_roots(self.function, self.call)]
+            written = next((s for s in names if isinstance(s, Arg) and s.name in self._writes), None)
+            self.refused, self.where = "changes a container that is an argument", self._line(written)
         elif ambient() != self._before:
             self.refused = "leaves torch in another state (grad mode, default dtype, ...)"
 
     def _line(self, source: Source | None) -> str:
+        """The user's line that most probably wrote there: a store to the name, else to an element, else the first line of the function."""
         while source is not None:
-            name = source.name.rpartition(".")[2] if isinstance(source, Attr | Global | Cell) else ""
+            name = source.name.rpartition(".")[2] if isinstance(source, Attr | Global | Cell | Arg) else ""
             if name in self._writes:
                 return self._writes[name]
             source = source.base if isinstance(source, Attr | Item) else None
-        return self._writes.get("[]", "")
+        code = getattr(self.function, "__code__", None)
+        start = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+        return self._writes.get("[]") or next(iter(self._writes.values()), start)
 
 
 def watch(function: Any, call: Call, on_refuse: Refused | None = None) -> Watcher:

@@ -54,9 +54,9 @@ def code_origin(code: CodeType) -> int:
 def _file_origin(path: str) -> int:
     if path.startswith(_NN):
         return LIBRARY if path == _NN_MACHINERY else MODULES
-    if path.startswith((_TORCH, _NUMPY, _THERMIT, "<frozen", "<__array_function__")):
+    if path.startswith((_TORCH, _NUMPY, _THERMIT, "<frozen importlib", "<frozen zipimport", "<__array_function__")):
         return LIBRARY
-    if path.startswith(_STANDARD) and not any(part in path for part in _PACKAGES):
+    if path.startswith("<frozen") or (path.startswith(_STANDARD) and not any(part in path for part in _PACKAGES)):
         return STANDARD
     return USER
 
