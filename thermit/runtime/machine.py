@@ -1,12 +1,21 @@
 """LLVM IR text -> machine code in this process.
 
-What comes in: a module as text (codegen/emit.py).  What goes out: addresses of its functions, alive as long as the MachineCode.
-Only the code generator of LLVM runs: the text is already explicit vector code, hoisted and free of redundancy.
+What comes in: a module as text (codegen/emit.py).  What goes out: addresses of its functions, valid as long as the MachineCode
+lives.  Only LLVM's code generator runs: the text is explicit vector code, hoisted and free of redundancy already.
+The object is position independent, so its bytes may be kept and linked again (`from_object`).
+
+Measured (Zen 3, one busy core; 20 operations, one loop): parse 0.4 ms, select and allocate 8 ms, link 0.4 ms (MCJIT: 1.1 ms).  Level 1
+of the code generator is no faster than level 2, level 0 three times faster and its code several times slower.
+
+Thread-safe: each module has a context of its own, and LLVM runs without the GIL.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import llvmlite.binding as llvm
 
@@ -14,17 +23,35 @@ from thermit.codegen.target import Target
 from thermit.errors import CompileError
 
 _ADVICE = "This is a fault of thermit's: please report it with explain()."
-_initialized = threading.Lock()
-_is_ready = False
+_LEVEL = 2
 
 
-def _initialize() -> None:
-    global _is_ready
-    with _initialized:
-        if not _is_ready:
-            llvm.initialize_native_target()
-            llvm.initialize_native_asmprinter()
-            _is_ready = True
+class _Linker:
+    """The process's one linker, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jit: llvm.LLJIT | None = None
+        self._numbers = itertools.count()
+
+    def prepare(self) -> None:
+        """Makes LLVM ready for the processor of this process."""
+        with self._lock:
+            if self._jit is None:
+                llvm.initialize_native_target()
+                llvm.initialize_native_asmprinter()
+                self._jit = llvm.create_lljit_compiler()
+
+    def link(self, data: bytes, symbols: Sequence[str]) -> llvm.ResourceTracker:
+        self.prepare()
+        builder = llvm.JITLibraryBuilder().add_object_img(data).add_current_process()
+        for symbol in symbols:
+            builder = builder.export_symbol(symbol)
+        with self._lock:
+            return builder.link(self._jit, f"thermit.{next(self._numbers)}")
+
+
+_linker = _Linker()
 
 
 class MachineCode:
@@ -36,29 +63,66 @@ class MachineCode:
     True
     """
 
-    def __init__(self, text: str, target: Target, opt: int = 2) -> None:
-        _initialize()
-        self._text, self._target = text, target
+    def __init__(self, text: str, target: Target) -> None:
+        _linker.prepare()
+        self.text, self.target = text, target
+        with _parsed(text) as module:
+            self.symbols = tuple(f.name for f in module.functions if not f.is_declaration and f.linkage == llvm.Linkage.external)
+            missing = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.") and not llvm.address_of_symbol(f.name)]
+            if missing:
+                raise CompileError(f"the module calls {', '.join(missing)}, which this process does not have", advice=_ADVICE)
+            self.object: bytes = _target_machine(target).emit_object(module)
+        self._link()
+
+    @classmethod
+    def from_object(cls, data: bytes, symbols: Sequence[str], text: str, target: Target) -> MachineCode:
+        """Code that was compiled earlier, for the same target."""
+        code = cls.__new__(cls)
+        code.text, code.target, code.symbols, code.object = text, target, tuple(symbols), data
+        code._link()
+        return code
+
+    def _link(self) -> None:
         try:
-            module = llvm.parse_assembly(text)
+            self._library = _linker.link(self.object, self.symbols)
         except RuntimeError as error:
-            raise CompileError(f"LLVM refused the module: {error}\n{text}", advice=_ADVICE) from None
-        self._machine = _target_machine(target, opt)
-        self._engine = llvm.create_mcjit_compiler(module, self._machine)
-        self._engine.finalize_object()
+            raise CompileError(f"the machine code does not link: {error}", advice=_ADVICE) from None
 
     def address(self, symbol: str) -> int:
         """The address of a function.  Raises CompileError if there is none."""
-        found = int(self._engine.get_function_address(symbol))
-        if not found:
+        if symbol not in self.symbols:
             raise CompileError(f"no function {symbol} in the module", advice=_ADVICE)
-        return found
+        return int(self._library[symbol])
 
     def assembly(self) -> str:
         """The module as assembly text, compiled once more for the eye."""
-        return str(_target_machine(self._target, 2).emit_assembly(llvm.parse_assembly(self._text)))
+        return assembly(self.text, self.target)
 
 
-def _target_machine(target: Target, opt: int) -> llvm.TargetMachine:
+def assembly(text: str, target: Target) -> str:
+    """A module as assembly for any x86 target, which need not be the host."""
+    _linker.prepare()
+    with _parsed(text) as module:
+        return str(_target_machine(target).emit_assembly(module))
+
+
+@contextmanager
+def _parsed(text: str) -> Iterator[llvm.ModuleRef]:
+    """The module in a context of its own; both are closed here, in this order (the collector might free the context first)."""
+    context = llvm.create_context()
+    module = None
+    try:
+        module = llvm.parse_assembly(text, context)
+        module.verify()
+        yield module
+    except RuntimeError as error:
+        raise CompileError(f"LLVM refused the module: {error}\n{text}", advice=_ADVICE) from None
+    finally:
+        if module is not None:
+            module.close()
+        context.close()
+
+
+def _target_machine(target: Target) -> llvm.TargetMachine:
     found = llvm.Target.from_triple(target.triple)
-    return found.create_target_machine(cpu=target.cpu, features=target.features, opt=opt, reloc="pic", jit=True)
+    return found.create_target_machine(cpu=target.cpu, features=target.features, opt=_LEVEL, reloc="pic", jit=True)

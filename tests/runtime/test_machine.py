@@ -1,0 +1,101 @@
+"""Machine code: addresses, errors, many threads, code that goes away, code linked again."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import threading
+
+import pytest
+
+from thermit.codegen.target import host_target, x86_target
+from thermit.errors import CompileError
+from thermit.runtime.machine import MachineCode, assembly
+
+
+def constant(value: int, name: str = "f") -> str:
+    return f"define i32 @{name}(i32 %x) nounwind {{\n  %r = add i32 %x, {value}\n  ret i32 %r\n}}\n"
+
+
+def call(code: MachineCode, name: str, x: int) -> int:
+    return int(ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)(code.address(name))(x))
+
+
+def test_functions_have_addresses_and_helpers_have_none() -> None:
+    code = MachineCode(constant(1, "f") + constant(2, "g") + "define internal i32 @h() noinline {\n  ret i32 3\n}\n", host_target())
+    assert (call(code, "f", 10), call(code, "g", 10)) == (11, 12)
+    for unknown in ("h", "missing"):
+        with pytest.raises(CompileError, match=unknown):
+            code.address(unknown)
+
+
+def test_equal_names_in_different_modules_do_not_meet() -> None:
+    codes = [MachineCode(constant(k), host_target()) for k in range(5)]
+    assert [call(c, "f", 0) for c in codes] == list(range(5))
+
+
+@pytest.mark.parametrize("text", ["define i32 @f() {\n  ret i64 0\n}", "not LLVM", "define i32 @f() {\n  %x = add i32 %y, 1\n  ret i32 %x\n}",
+                                  "define i32 @f(i1 %c) {\ne:\n  br i1 %c, label %a, label %b\na:\n  %x = add i32 1, 1\n  br label %b\nb:\n  ret i32 %x\n}"])  # fmt: skip
+def test_what_llvm_refuses_is_an_error_with_the_text(text: str) -> None:
+    with pytest.raises(CompileError) as error:
+        MachineCode(text, host_target())
+    assert text in str(error.value) and "report" in str(error.value)
+
+
+def test_a_symbol_that_nobody_has_is_an_error() -> None:
+    with pytest.raises(CompileError, match="nobody_has_this"):
+        MachineCode("declare i32 @nobody_has_this()\ndefine i32 @f() {\n  %r = call i32 @nobody_has_this()\n  ret i32 %r\n}", host_target())
+
+
+def test_code_can_be_linked_again_from_its_bytes() -> None:
+    first = MachineCode(constant(5), host_target())
+    again = MachineCode.from_object(first.object, first.symbols, first.text, first.target)
+    del first
+    gc.collect()
+    assert call(again, "f", 1) == 6 and "f:" in again.assembly()
+
+
+def test_many_threads_compile_at_once() -> None:
+    results: dict[int, int] = {}
+
+    def work(k: int) -> None:
+        for step in range(5):
+            results[k * 5 + step] = call(MachineCode(constant(k * 5 + step), host_target()), "f", 0)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert results == {k: k for k in range(40)}
+
+
+def test_memory_of_dropped_code_is_reused() -> None:
+    addresses = set()
+    for k in range(50):
+        addresses.add(MachineCode(constant(k), host_target()).address("f"))
+    gc.collect()
+    assert len(addresses) < 50
+
+
+def _in_child(address: int, queue: multiprocessing.SimpleQueue) -> None:  # type: ignore[type-arg]
+    compiled = MachineCode(constant(7), host_target())
+    queue.put((int(ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)(address)(1)), call(compiled, "f", 1)))
+
+
+def test_a_forked_process_runs_and_compiles() -> None:
+    code = MachineCode(constant(3), host_target())
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=_in_child, args=(code.address("f"), queue))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0 and queue.get() == (4, 8)
+
+
+def test_assembly_for_another_processor_uses_its_registers() -> None:
+    text = "define <16 x float> @f(<16 x float> %x) {\n  %r = fadd <16 x float> %x, %x\n  ret <16 x float> %r\n}\n"
+    assert "zmm" in assembly(text, x86_target("avx512"))
+    assert "ymm" in assembly(text, x86_target("avx2")) and "zmm" not in assembly(text, x86_target("avx2"))
+    assert "ymm" not in assembly(text, x86_target("sse2"))
