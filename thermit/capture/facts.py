@@ -35,6 +35,7 @@ import torch
 from thermit.capture.bytecode import NAMESPACES, Names, function_of, names_of
 from thermit.capture.origin import LIBRARY, STANDARD, USER, class_origin, code_origin, is_library_module
 from thermit.capture.signature import (
+    Arg,
     Attr,
     Call,
     Cell,
