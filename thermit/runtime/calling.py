@@ -27,6 +27,69 @@ MISS, STOPPED, ERROR = 0, 1, 2  # what `try_variant` returns instead of an objec
 CONSTANTS |= {"MISS": MISS, "STOPPED": STOPPED, "ERROR": ERROR}
 assert STACK_BYTES < 1 << 20  # well inside the stack of any thread
 
+LEAVES = '''
+def returned(variant, tensors, outputs, k):
+    """The k-th tensor that the function returns (borrowed).  An entry of the table: input number, or -1 - output number."""
+    index = i64[i64[variant + V_RETURN_TABLE] + 8 * k]
+    if index >= 0:
+        return i64[tensors + 8 * index]
+    return i64[outputs + 16 * (-1 - index)]
+
+def give(variant, tensors, outputs):
+    """The function's result: a new reference, or ERROR."""
+    form = i64[variant + V_FORM]
+    if form == FORM_NONE:
+        incref(NONE)
+        return NONE
+    if form == FORM_ONE:
+        value = returned(variant, tensors, outputs, 0)
+        incref(value)
+        return value
+    count = i64[variant + V_RETURNS]
+    if form == FORM_TUPLE:
+        container = tuple_new(count)
+    else:
+        container = list_new(count)
+    if container == 0:
+        return ERROR
+    items = container + 24
+    if form != FORM_TUPLE:
+        items = i64[items]
+    for k in range(0, count):
+        value = returned(variant, tensors, outputs, k)
+        incref(value)
+        i64[items + 8 * k] = value
+    if form != FORM_FINISH:
+        return container
+    argument = stack(16)
+    i64[argument + 8] = container
+    value = vectorcall(i64[variant + V_FINISH], argument + 8, 1, 0)
+    decref(container)
+    if value == 0:
+        return ERROR
+    return value
+
+def run_python(variant, tensors):
+    """Hands the list of the program's inputs to a Python function; it returns NotImplemented if the program stopped."""
+    count = i64[variant + V_TENSORS]
+    list = list_new(count)
+    if list == 0:
+        return ERROR
+    for k in range(0, count):
+        incref(i64[tensors + 8 * k])
+        i64[i64[list + 24] + 8 * k] = i64[tensors + 8 * k]
+    argument = stack(16)
+    i64[argument + 8] = list
+    value = vectorcall(i64[variant + V_RUNNER], argument + 8, 1, 0)
+    decref(list)
+    if value == 0:
+        return ERROR
+    if value == NOT_IMPLEMENTED:
+        decref(value)
+        return STOPPED
+    return value
+'''
+
 TEXT = '''
 def call(self, args, nargs, kwnames):
     words = i64[self + 16] + 32
@@ -91,66 +154,4 @@ def run_native(variant, tensors, data):
     for k in range(0, made):
         decref(i64[outputs + 16 * k])
     return result
-
-def returned(variant, tensors, outputs, k):
-    """The k-th tensor that the function returns (borrowed).  An entry of the table: input number, or -1 - output number."""
-    index = i64[i64[variant + V_RETURN_TABLE] + 8 * k]
-    if index >= 0:
-        return i64[tensors + 8 * index]
-    return i64[outputs + 16 * (-1 - index)]
-
-def give(variant, tensors, outputs):
-    """The function's result: a new reference, or ERROR."""
-    form = i64[variant + V_FORM]
-    if form == FORM_NONE:
-        incref(NONE)
-        return NONE
-    if form == FORM_ONE:
-        value = returned(variant, tensors, outputs, 0)
-        incref(value)
-        return value
-    count = i64[variant + V_RETURNS]
-    if form == FORM_TUPLE:
-        container = tuple_new(count)
-        items = container + 24
-    else:
-        container = list_new(count)
-        if container != 0:
-            items = i64[container + 24]
-    if container == 0:
-        return ERROR
-    for k in range(0, count):
-        value = returned(variant, tensors, outputs, k)
-        incref(value)
-        i64[items + 8 * k] = value
-    if form != FORM_FINISH:
-        return container
-    argument = stack(16)
-    i64[argument + 8] = container
-    value = vectorcall(i64[variant + V_FINISH], argument + 8, 1, 0)
-    decref(container)
-    if value == 0:
-        return ERROR
-    return value
-
-def run_python(variant, tensors):
-    """Hands the list of the program's inputs to a Python function; it returns NotImplemented if the program stopped."""
-    count = i64[variant + V_TENSORS]
-    list = list_new(count)
-    if list == 0:
-        return ERROR
-    for k in range(0, count):
-        incref(i64[tensors + 8 * k])
-        i64[i64[list + 24] + 8 * k] = i64[tensors + 8 * k]
-    argument = stack(16)
-    i64[argument + 8] = list
-    value = vectorcall(i64[variant + V_RUNNER], argument + 8, 1, 0)
-    decref(list)
-    if value == 0:
-        return ERROR
-    if value == NOT_IMPLEMENTED:
-        decref(value)
-        return STOPPED
-    return value
 '''
-CONSTANTS |= {"NONE": id(None), "NOT_IMPLEMENTED": id(NotImplemented)}

@@ -127,8 +127,8 @@ class Entry:
 
     def _variant(self, native: Runtime, v: Variant) -> int:
         """The address of the variant's words."""
-        table = GuardTable(native.abi, v.positional, v.keywords, v.tensors, v.guards)
         plan = v.program.plan
+        table = GuardTable(native.abi, v.positional, v.keywords, v.tensors, v.guards, plan.updates)
         windows = any(r.window is not None for r in plan.returns)
         keywords = tuple(sys.intern(k) for k in v.keywords) or None
         words = dict.fromkeys(VARIANT_WORDS, 0) | {

@@ -9,7 +9,6 @@ Invariant: `check` returns 1 only if every fact holds, leaves no Python error be
 
 from __future__ import annotations
 
-import builtins
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 
 from thermit.capture.signature import Arg, Attr, Call, Cell, Global, Guard, Held, Item, Source, TensorSpec, holds
 from thermit.runtime.launch import Tables
-from thermit.runtime.torch_abi import DLPACK_CODES, Abi
+from thermit.runtime.torch_abi import SCALAR_TYPES, Abi
 from thermit.schedule.memory import span_elems
 
 # instructions of six words: operation, place, three operands, unused.  A place >= 0 is a slot, place -1 - k is argument k.
@@ -27,7 +26,7 @@ TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "TENSOR", "PYTHON")
 OPERATIONS = {name: number for number, name in enumerate((*FETCHES, *TESTS))}
 CONSTANTS = {f"OP_{name}": number for name, number in OPERATIONS.items()}
 
-TEXT = '''
+LEAVES = '''
 def keywords_match(names, kwnames):
     """Whether the keywords of a call are the expected ones, in order."""
     if names == kwnames:
@@ -43,50 +42,6 @@ def keywords_match(names, kwnames):
                 error_clear()
                 return 0
     return 1
-
-def ambient_holds(state):
-    """Whether operations are dispatched as they were: state has the words of torch_abi.ambient."""
-    keys = tls_get_addr(TLS_INDEX)
-    if i64[keys] != i64[state] or i64[keys + 8] != i64[state + 8]:
-        return 0
-    if grad_enabled() != i64[state + 16] or default_dtype() != i64[state + 24]:
-        return 0
-    if i64[keys + 8] != 0 and autocast_dtype(0) != i64[state + 32]:
-        return 0
-    if deterministic(global_context()) != i64[state + 40]:
-        return 0
-    if function_modes() != 0 or dispatch_modes() != 0:
-        return 0
-    return dict_get(FORWARD_AD, CURRENT_LEVEL) == NO_LEVEL
-
-def tensor_holds(tensor, spec, data):
-    """Whether a tensor is as expected; its data in i64[data].
-    spec: type, keys, requires_grad, DLPack dtype, axes, item bytes - 1, bytes spanned, group, offset in the group, sizes, strides."""
-    view = stack(48)
-    if i64[tensor + 8] != i64[spec]:
-        return 0
-    tensor_impl = i64[tensor + IMPL]
-    if i64[tensor_impl + KEYS] != i64[spec + 8] or requires_grad(tensor_impl) != i64[spec + 16]:
-        return 0
-    if dl_borrow(tensor, view) != 0:
-        error_clear()
-        return 0
-    axes = i64[spec + 32]
-    if u32[view + 20] != i64[spec + 24] or i32[view + 16] != axes:
-        return 0
-    expected = spec + 72
-    sizes = i64[view + 24]
-    strides = i64[view + 32]
-    for k in range(0, axes):
-        if i64[sizes + 8 * k] != i64[expected + 8 * k]:
-            return 0
-    expected += 8 * axes
-    for k in range(0, axes):
-        if i64[strides + 8 * k] != i64[expected + 8 * k]:
-            return 0
-    at = i64[view] + i64[view + 40]
-    i64[data] = at
-    return at & i64[spec + 40] == 0
 
 def fetch(operation, instruction, slots, args):
     """Puts a value into its slot, with a reference; 1 if it is there."""
@@ -160,34 +115,6 @@ def python_holds(function, args, nargs, kwnames):
         error_clear()
     return true == 1
 
-def check(variant, args, nargs, kwnames, slots, tensors, data):
-    """1 if all facts hold.  Slots must be zero; tensors and their data are stored."""
-    instruction = i64[variant + V_INSTRUCTIONS]
-    last = instruction + 48 * i64[variant + V_COUNT]
-    while instruction < last:
-        operation = i64[instruction]
-        if operation < OP_IS:
-            if fetch(operation, instruction, slots, args) == 0:
-                return 0
-        elif operation == OP_PYTHON:
-            if python_holds(i64[instruction + 16], args, nargs, kwnames) == 0:
-                return 0
-        else:
-            value = i64[instruction + 8]
-            if value < 0:
-                value = i64[args + 8 * (-1 - value)]
-            else:
-                value = i64[slots + 8 * value]
-            if operation == OP_TENSOR:
-                number = 8 * i64[instruction + 24]
-                if tensor_holds(value, i64[instruction + 16], data + number) == 0:
-                    return 0
-                i64[tensors + number] = value
-            elif test(operation, instruction, value) == 0:
-                return 0
-        instruction += 48
-    return aliasing_holds(variant, tensors, data)
-
 def aliasing_holds(variant, tensors, data):
     """Whether different tensors are different objects, groups lie as they lay, and what is written overlaps nothing else."""
     count = i64[variant + V_TENSORS]
@@ -217,14 +144,97 @@ def aliasing_holds(variant, tensors, data):
     return 1
 '''
 
+TEXT = '''
+def ambient_holds(state):
+    """Whether operations are dispatched as they were: state has the words of torch_abi.ambient."""
+    keys = tls_get_addr(TLS_INDEX)
+    if i64[keys] != i64[state] or i64[keys + 8] != i64[state + 8]:
+        return 0
+    if grad_enabled() != i64[state + 16] or default_dtype() != i64[state + 24]:
+        return 0
+    if i64[keys + 8] != 0 and autocast_dtype(0) != i64[state + 32]:
+        return 0
+    if deterministic(global_context()) != i64[state + 40]:
+        return 0
+    if function_modes() != 0 or dispatch_modes() != 0:
+        return 0
+    return dict_get(FORWARD_AD, CURRENT_LEVEL) == NO_LEVEL
+
+def tensor_holds(tensor, spec, data):
+    """Whether a tensor is as expected; its data in i64[data].
+    spec: type, keys, requires_grad, element type, axes, item bytes, bytes spanned, group, offset in the group, whether it is written,
+    sizes, strides."""
+    if i64[tensor + 8] != i64[spec]:
+        return 0
+    this = i64[tensor + IMPL]
+    axes = i64[spec + 32]
+    if i64[this + KEYS] != i64[spec + 8] or u16[this + KIND] != i64[spec + 24] or i64[this + AXES] != axes:
+        return 0
+    sizes = this + AXES + 8
+    strides = sizes + 40
+    if axes > 5:
+        sizes = i64[sizes]
+        strides = sizes + 8 * axes
+    expected = spec + 80
+    for k in range(0, axes):
+        if i64[sizes + 8 * k] != i64[expected + 8 * k]:
+            return 0
+    expected += 8 * axes
+    for k in range(0, axes):
+        if i64[strides + 8 * k] != i64[expected + 8 * k]:
+            return 0
+    if requires_grad(this) != i64[spec + 16]:
+        return 0
+    if i64[spec + 72]:
+        if get_data_ptr(tensor + IMPL, data) != 0:
+            return 0
+    else:
+        i64[data] = i64[i64[this + STORAGE] + DATA] + i64[this + OFFSET] * i64[spec + 40]
+    return i64[data] & (i64[spec + 40] - 1) & 7 == 0
+
+def check(variant, args, nargs, kwnames, slots, tensors, data):
+    """1 if all facts hold.  Slots must be zero; tensors and their data are stored."""
+    instruction = i64[variant + V_INSTRUCTIONS]
+    last = instruction + 48 * i64[variant + V_COUNT]
+    while instruction < last:
+        operation = i64[instruction]
+        if operation < OP_IS:
+            if fetch(operation, instruction, slots, args) == 0:
+                return 0
+        elif operation == OP_PYTHON:
+            if python_holds(i64[instruction + 16], args, nargs, kwnames) == 0:
+                return 0
+        else:
+            value = i64[instruction + 8]
+            if value < 0:
+                value = i64[args + 8 * (-1 - value)]
+            else:
+                value = i64[slots + 8 * value]
+            if operation == OP_TENSOR:
+                number = 8 * i64[instruction + 24]
+                if tensor_holds(value, i64[instruction + 16], data + number) == 0:
+                    return 0
+                i64[tensors + number] = value
+            elif test(operation, instruction, value) == 0:
+                return 0
+        instruction += 48
+    return aliasing_holds(variant, tensors, data)
+'''
+
 _EQUAL_TYPES = (int, str, bytes)
 
 
 class GuardTable(Tables):
-    """`instructions` of a variant; tensors become the inputs 0, 1, ... of the program, in the given order."""
+    """The instructions of a variant; tensors become the inputs 0, 1, ... of the program, in the given order; `updates` are written."""
 
     def __init__(
-        self, abi: Abi, positional: int, keywords: Sequence[str], tensors: Sequence[tuple[Source, TensorSpec]], guards: Sequence[Guard]
+        self,
+        abi: Abi,
+        positional: int,
+        keywords: Sequence[str],
+        tensors: Sequence[tuple[Source, TensorSpec]],
+        guards: Sequence[Guard],
+        updates: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self._abi, self._positional, self._keywords = abi, positional, list(keywords)
@@ -235,7 +245,7 @@ class GuardTable(Tables):
         leaders: dict[int, int] = {}
         for number, (_, spec) in enumerate(tensors):
             leaders.setdefault(spec.group, number)
-        self.specs = [self._spec(s, leaders[s.group], tensors) for _, s in tensors]
+        self.specs = [self._spec(s, leaders[s.group], tensors, k in updates) for k, (_, s) in enumerate(tensors)]
         order = sorted(range(len(tensors)), key=lambda k: not isinstance(tensors[k][0], Arg))
         for number in order:
             self._emit("TENSOR", self._place(tensors[number][0]), self.specs[number], number)
@@ -260,15 +270,14 @@ class GuardTable(Tables):
     def _emit(self, operation: str, place: int, *operands: int) -> None:
         self._list.append([OPERATIONS[operation], place, *operands, *[0] * (4 - len(operands))])
 
-    def _spec(self, spec: TensorSpec, leader: int, tensors: Sequence[tuple[Source, TensorSpec]]) -> int:
+    def _spec(self, spec: TensorSpec, leader: int, tensors: Sequence[tuple[Source, TensorSpec]], written: bool) -> int:
         group = leader if spec.group >= 0 else -1
         offset = spec.offset - tensors[leader][1].offset if spec.group >= 0 else 0
         kind = torch.nn.Parameter if spec.flags & 2 else torch.Tensor
         keys = self._abi.inference_keys if spec.flags & 4 else self._abi.plain_keys
         itemsize = spec.dtype.itemsize
         span = span_elems(spec.sizes, spec.strides) * itemsize
-        align = itemsize // 2 - 1 if spec.dtype.is_complex else itemsize - 1
-        head = [id(kind), keys, spec.flags & 1, DLPACK_CODES[spec.dtype], len(spec.sizes), align, span, group, offset]
+        head = [id(kind), keys, spec.flags & 1, SCALAR_TYPES[spec.dtype], len(spec.sizes), itemsize, span, group, offset, int(written)]
         return self.add([*head, *spec.sizes, *spec.strides])
 
     # ------------------------------------------------------------------------------------------ fetches
@@ -303,6 +312,8 @@ class GuardTable(Tables):
     # ------------------------------------------------------------------------------------------ tests
     def _guard(self, guard: Guard) -> bool:
         """Whether the guard has a native form; then it is emitted."""
+        if not _is_native(guard.source):
+            return False
         expected = guard.expected
         match guard.kind:
             case "is":
@@ -335,6 +346,8 @@ class GuardTable(Tables):
         return rest_holds
 
 
-def constants() -> dict[str, int]:
-    """Constants of TEXT that belong to this process."""
-    return {**CONSTANTS, "BUILTINS": id(vars(builtins))}
+def _is_native(source: Source) -> bool:
+    """Whether every step of the way can be fetched natively."""
+    while isinstance(source, Attr | Item):
+        source = source.base
+    return isinstance(source, Held | Cell | Global | Arg)

@@ -23,7 +23,7 @@ _ROLES = {"input": 0, "output": 1, "temp": 2}
 
 CONSTANTS = {"RELEASE_NS": RELEASE_NS, "STACK_BYTES": STACK_BYTES}
 
-TEXT = '''
+LEAVES = '''
 def copy_strided(to, source, axes, sizes, strides, run):
     """Copies runs of `run` bytes; sizes and strides (bytes) of `axes` outer axes."""
     if axes == 0:
@@ -34,7 +34,9 @@ def copy_strided(to, source, axes, sizes, strides, run):
     for i in range(0, size):
         copy_strided(to + i * stride, source + i * stride, axes - 1, sizes + 8, strides + 8, run)
     return 0
+'''
 
+TEXT = '''
 def make_output(output, object):
     """Stores a new tensor in i64[object] and its data in i64[object + 8]; 1 if there is none.
     output: axes, sizes, strides, dtype, DLPack dtype, bytes."""

@@ -44,11 +44,11 @@ def _compile() -> Runtime | None:
         return None
     pool = Pool(facts)
     switch = (ctypes.c_int64 * 1)()
-    names = {
-        **facts.names, **threads.CONSTANTS, **launch.CONSTANTS, **guard.constants(), **calling.CONSTANTS,
-        "PID": os.getpid(), "LARGE_BYTES": LARGE_BYTES, "SWITCH": ctypes.addressof(switch),
-    }  # fmt: skip
-    text = "\n".join((threads.TEXT, launch.TEXT, guard.TEXT, calling.TEXT))
-    library = Library(text, names, {**facts.externs, **pool.externs})
-    library.keep()  # entries may be called as long as the process lives
-    return Runtime(facts, pool, library.address, switch)
+    constants = {**facts.constants, **threads.CONSTANTS, **launch.CONSTANTS, **guard.CONSTANTS, **calling.CONSTANTS, "LARGE_BYTES": LARGE_BYTES}
+    addresses = {**facts.addresses, "PID": os.getpid(), "SWITCH": ctypes.addressof(switch)}
+    externs = {**facts.externs, **pool.externs}
+    leaves = Library("\n".join((threads.TEXT, launch.LEAVES, guard.LEAVES, calling.LEAVES)), constants, addresses, externs, opt=0)
+    main = Library("\n".join((launch.TEXT, guard.TEXT, calling.TEXT)), constants, addresses, {**externs, **leaves.externs}, opt=1)
+    for library in (leaves, main):
+        library.keep()  # entries may be called as long as the process lives
+    return Runtime(facts, pool, {**leaves.address, **main.address}, switch)

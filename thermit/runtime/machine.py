@@ -40,7 +40,7 @@ class _Linker:
             if self._jit is None:
                 llvm.initialize_native_target()
                 llvm.initialize_native_asmprinter()
-                self._jit = llvm.create_lljit_compiler()
+                self._jit = llvm.create_lljit_compiler(use_jit_link=True)
 
     def link(self, data: bytes, symbols: Sequence[str]) -> llvm.ResourceTracker:
         self.prepare()
@@ -125,4 +125,4 @@ def _parsed(text: str) -> Iterator[llvm.ModuleRef]:
 
 def _target_machine(target: Target) -> llvm.TargetMachine:
     found = llvm.Target.from_triple(target.triple)
-    return found.create_target_machine(cpu=target.cpu, features=target.features, opt=_LEVEL, reloc="pic", jit=True)
+    return found.create_target_machine(cpu=target.cpu, features=target.features, opt=_LEVEL, reloc="pic", codemodel="small")

@@ -13,18 +13,27 @@ text, an external (`Extern`: an address and what it returns) or a builtin:
     swap(p, v), add(p, v)   atomic exchange and addition of the 64-bit word at p; the old value
     leading_zeros(x)
 
-Constants are given by name and stand for integers.  Why a language: the entry of a call must cost tens of nanoseconds, the user's machine
-has no C compiler, and LLVM assembly by hand cannot be read.
+Constants are given by name and stand for integers; addresses (of objects, of functions outside) are read from a table that is filled when
+the code is loaded.  So the machine code is the same in every process and is kept beside the .pyc files, by the same rules; where nothing can be
+written it is compiled anew.  Why a language: the entry of a call must cost tens of nanoseconds, the user's machine has no C compiler,
+and LLVM assembly by hand cannot be read.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
+import hashlib
+import importlib.util
+import os
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+import llvmlite
 import llvmlite.binding as llvm
 
 _MEMORY = {"u8": ("i8", "zext"), "i8": ("i8", "sext"), "u16": ("i16", "zext"), "i32": ("i32", "sext"), "u32": ("i32", "zext"), "i64": ("i64", "")}
@@ -44,14 +53,26 @@ class Extern:
     result: str = "i64"
 
 
-class _Function:
-    """Text of one function.  Variables live in stack slots, which LLVM turns into registers."""
+Env = dict[str, str]  # the LLVM value of each variable
 
-    def __init__(self, node: ast.FunctionDef, names: Mapping[str, int], externs: Mapping[str, Extern], own: frozenset[str]) -> None:
-        self.node, self.names, self.externs, self.own = node, names, externs, own
+
+@dataclass
+class _Loop:
+    step: str
+    end: str
+    continues: list[tuple[str, Env]]
+    breaks: list[tuple[str, Env]]
+
+
+class _Function:
+    """Text of one function, in SSA form: control flow is structured, so each join knows which variables its branches changed."""
+
+    def __init__(self, node: ast.FunctionDef, names: Names) -> None:
+        self.node, self.names = node, names
         self.lines: list[str] = []
-        self.slots: dict[str, str] = {}
-        self.loops: list[tuple[str, str]] = []
+        self.env: Env | None = {a.arg: f"%p.{a.arg}" for a in node.args.args}  # None where control does not arrive
+        self.block = "entry"
+        self.loops: list[_Loop] = []
         self.count = 0
 
     def fail(self, node: ast.AST, what: str) -> SyntaxError:
@@ -61,109 +82,141 @@ class _Function:
         self.count += 1
         return f"{prefix}{self.count}"
 
-    def line(self, text: str) -> None:
-        self.lines.append("  " + text)
-
     def value(self, text: str) -> str:
-        name = "%" + self.fresh()
-        self.line(f"{name} = {text}")
+        name = f"%{self.fresh()}"
+        self.lines.append(f"{name} = {text}")
         return name
 
-    def label(self, name: str) -> None:
-        self.line(f"br label %{name}")
-        self.lines.append(f"{name}:")
+    def start(self, label: str, env: Env | None) -> None:
+        self.lines.append(f"{label}:")
+        self.block, self.env = label, env
+
+    def jump(self, label: str) -> list[tuple[str, Env]]:
+        """Ends the block, if control arrives here: where the jump comes from, and with which values."""
+        if self.env is None:
+            return []
+        self.lines.append(f"br label %{label}")
+        edge = self.block, self.env
+        self.env = None
+        return [edge]
+
+    def join(self, label: str, edges: list[tuple[str, Env]]) -> None:
+        """Starts a block that the edges lead to; what they disagree on becomes a phi."""
+        self.env = None
+        if not edges:
+            return
+        self.start(label, None)
+        merged = {}
+        for name in edges[0][1]:
+            values = [env.get(name) for _, env in edges]
+            if None in values:
+                continue
+            if len(set(values)) > 1:
+                merged[name] = self.value("phi i64 " + ", ".join(f"[{v}, %{block}]" for v, (block, _) in zip(values, edges, strict=True)))
+            else:
+                merged[name] = str(values[0])
+        self.env = merged
 
     def text(self) -> str:
-        params = [a.arg for a in self.node.args.args]
-        for name in params:
-            self.slots[name] = f"%s.{name}"
-        for statement in self.node.body:
-            self.statement(statement)
-        head = [f"define i64 @{self.node.name}({', '.join(f'i64 %p.{n}' for n in params)}) nounwind {{", "entry:"]
-        head += [f"  {slot} = alloca i64" for slot in self.slots.values()]
-        head += [f"  store i64 %p.{n}, ptr {self.slots[n]}" for n in params]
-        return "\n".join([*head, *self.lines, "  ret i64 0", "}"])
+        self.body(self.node.body)
+        if self.env is not None:
+            self.lines.append("ret i64 0")
+        params = ", ".join(f"i64 %p.{a.arg}" for a in self.node.args.args)
+        return "\n".join([f"define i64 @{self.node.name}({params}) nounwind {{", "entry:", *self.lines, "}"])
 
     # ------------------------------------------------------------------------------------------ statements
+    def body(self, statements: list[ast.stmt]) -> None:
+        for s in statements:
+            if self.env is None:
+                raise self.fail(s, "never reached")
+            self.statement(s)
+
     def statement(self, s: ast.stmt) -> None:
         match s:
             case ast.Assign(targets=[target], value=value):
                 self.assign(target, self.expr(value))
             case ast.AugAssign(target=target, op=op, value=value):
-                left = ast.copy_location(ast.Name(target.id), s) if isinstance(target, ast.Name) else target
-                self.assign(target, self.expr(ast.copy_location(ast.BinOp(left, op, value), s)))
+                self.assign(target, self.expr(ast.copy_location(ast.BinOp(target, op, value), s)))
             case ast.Return(value=value):
-                self.line(f"ret i64 {self.expr(value) if value is not None else 0}")
-                self.lines.append(f"{self.fresh('dead')}:")
+                self.lines.append(f"ret i64 {self.expr(value) if value is not None else 0}")
+                self.env = None
             case ast.If():
                 self.if_(s)
             case ast.While(test=test, body=body):
                 self.while_(test, body, None)
             case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"), args=[begin, end]), body=body):
                 self.for_(name, begin, end, body)
-            case ast.Break() | ast.Continue():
-                self.line(f"br label %{self.loops[-1][isinstance(s, ast.Break)]}")
-                self.lines.append(f"{self.fresh('dead')}:")
+            case ast.Break():
+                self.loops[-1].breaks += self.jump(self.loops[-1].end)
+            case ast.Continue():
+                self.loops[-1].continues += self.jump(self.loops[-1].step)
             case ast.Expr(value=value):
                 if not isinstance(value, ast.Constant):
                     self.expr(value)
-            case ast.Pass():
-                pass
             case _:
                 raise self.fail(s, f"no such statement: {ast.unparse(s)}")
 
     def assign(self, target: ast.expr, value: str) -> None:
         match target:
             case ast.Name(id=name):
-                if name in self.names:
+                if name in self.names.constants or name in self.names.table:
                     raise self.fail(target, f"{name} is a constant")
-                slot = self.slots.setdefault(name, f"%s.{name}")
-                self.line(f"store i64 {value}, ptr {slot}")
+                assert self.env is not None
+                self.env = {**self.env, name: value}
             case ast.Subscript(value=ast.Name(id=kind), slice=address) if kind in _MEMORY:
                 pointer = self.pointer(address)
                 width = _MEMORY[kind][0]
                 cut = value if width == "i64" else self.value(f"trunc i64 {value} to {width}")
-                self.line(f"store {width} {cut}, ptr {pointer}, align 1")
+                self.lines.append(f"store {width} {cut}, ptr {pointer}, align 1")
             case _:
                 raise self.fail(target, "cannot assign to this")
 
     def if_(self, s: ast.If) -> None:
         then, other, end = self.fresh("then"), self.fresh("else"), self.fresh("end")
+        before = self.env
         self.branch(s.test, then, other)
-        self.lines.append(f"{then}:")
-        for inner in s.body:
-            self.statement(inner)
-        self.line(f"br label %{end}")
-        self.lines.append(f"{other}:")
-        for inner in s.orelse:
-            self.statement(inner)
-        self.label(end)
+        self.start(then, before)
+        self.body(s.body)
+        edges = self.jump(end)
+        self.start(other, before)
+        self.body(s.orelse)
+        edges += self.jump(end)
+        self.join(end, edges)
 
     def while_(self, test: ast.expr, body: list[ast.stmt], step: ast.stmt | None) -> None:
-        head, inside, after, end = self.fresh("head"), self.fresh("body"), self.fresh("step"), self.fresh("end")
-        self.label(head)
-        self.branch(test, inside, end)
-        self.lines.append(f"{inside}:")
-        self.loops.append((after, end))
-        for inner in body:
-            self.statement(inner)
+        head, inside, out = self.fresh("head"), self.fresh("body"), self.fresh("out")
+        loop = _Loop(self.fresh("step"), self.fresh("end"), [], [])
+        changed = {n.id for s in (*body, *([step] if step else [])) for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        ((outside, before),) = self.jump(head)
+        phis = {name: f"%{self.fresh('loop')}" for name in before if name in changed}
+        self.start(head, {**before, **phis})
+        hole = len(self.lines)
+        self.branch(test, inside, out)
+        arriving = self.env
+        self.start(inside, arriving)
+        self.loops.append(loop)
+        self.body(body)
         self.loops.pop()
-        self.label(after)
-        if step is not None:
+        self.join(loop.step, self.jump(loop.step) + loop.continues)
+        if step is not None and self.env is not None:
             self.statement(step)
-        self.line(f"br label %{head}")
-        self.lines.append(f"{end}:")
+        back = self.jump(head)
+        self.lines[hole:hole] = [
+            f"{phi} = phi i64 " + ", ".join(f"[{env[name]}, %{block}]" for block, env in [(outside, before), *back]) for name, phi in phis.items()
+        ]
+        self.start(out, arriving)
+        self.join(loop.end, self.jump(loop.end) + loop.breaks)
 
     def for_(self, name: str, begin: ast.expr, end: ast.expr, body: list[ast.stmt]) -> None:
-        limit = f"{name}.end.{self.fresh()}"
-        self.assign(ast.Name(name), self.expr(begin))
-        self.assign(ast.Name(limit), self.expr(end))
+        limit = f"{name}.end"
+        self.assign(ast.Name(name, ast.Store()), self.expr(begin))
+        self.assign(ast.Name(limit, ast.Store()), self.expr(end))
         test = ast.Compare(ast.Name(name), [ast.Lt()], [ast.Name(limit)])
-        self.while_(test, body, ast.AugAssign(ast.Name(name), ast.Add(), ast.Constant(1)))
+        self.while_(test, body, ast.AugAssign(ast.Name(name, ast.Store()), ast.Add(), ast.Constant(1)))
 
     # ------------------------------------------------------------------------------------------ conditions
     def branch(self, test: ast.expr, true: str, false: str) -> None:
-        """Jumps to `true` or `false`."""
+        """Jumps to `true` or `false`; conditions assign nothing."""
         match test:
             case ast.BoolOp(op=op, values=values):
                 for v in values[:-1]:
@@ -172,12 +225,12 @@ class _Function:
                         self.branch(v, rest, false)
                     else:
                         self.branch(v, true, rest)
-                    self.lines.append(f"{rest}:")
+                    self.start(rest, self.env)
                 self.branch(values[-1], true, false)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 self.branch(operand, false, true)
             case _:
-                self.line(f"br i1 {self.condition(test)}, label %{true}, label %{false}")
+                self.lines.append(f"br i1 {self.condition(test)}, label %{true}, label %{false}")
 
     def condition(self, test: ast.expr) -> str:
         match test:
@@ -202,7 +255,8 @@ class _Function:
                 a, b = self.expr(left), self.expr(right)
                 return self.value(f"{_BINARY[type(op)]} i64 {a}, {b}")
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return self.value(f"sub i64 0, {self.expr(operand)}")
+                inner = self.expr(operand)
+                return str(-int(inner)) if inner.isdigit() else self.value(f"sub i64 0, {inner}")
             case ast.Compare():
                 return self.value(f"zext i1 {self.condition(e)} to i64")
             case ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
@@ -213,27 +267,30 @@ class _Function:
                 raise self.fail(e, f"no such expression: {ast.unparse(e)}")
 
     def read(self, e: ast.expr, name: str) -> str:
-        if name in self.slots:
-            return self.value(f"load i64, ptr {self.slots[name]}")
-        if name in self.names:
-            return str(self.names[name])
-        if name in self.own:
+        if self.env is not None and name in self.env:
+            return self.env[name]
+        if name in self.names.constants:
+            return str(self.names.constants[name])
+        if name in self.names.own:
             return self.value(f"ptrtoint ptr @{name} to i64")
-        if name in self.externs:
-            return str(self.externs[name].address)
+        if name in self.names.table:
+            return self.word(name)
         raise self.fail(e, f"{name} has no value")
+
+    def word(self, name: str) -> str:
+        place = self.names.table[name]
+        return self.value(f"load i64, ptr getelementptr (i64, ptr @words, i64 {place}), !invariant.load !0")
 
     def logical(self, e: ast.expr) -> str:
         """1 or 0."""
-        slot = self.slots.setdefault(f".{self.fresh('flag')}", f"%s.flag{self.count}")
         true, false, end = self.fresh("true"), self.fresh("false"), self.fresh("end")
+        env = self.env
         self.branch(e, true, false)
-        for name, value in ((true, 1), (false, 0)):
-            self.lines.append(f"{name}:")
-            self.line(f"store i64 {value}, ptr {slot}")
-            self.line(f"br label %{end}")
-        self.lines.append(f"{end}:")
-        return self.value(f"load i64, ptr {slot}")
+        for label in (true, false):
+            self.start(label, env)
+            self.jump(end)
+        self.start(end, env)
+        return self.value(f"phi i64 [1, %{true}], [0, %{false}]")
 
     def pointer(self, address: ast.expr) -> str:
         return self.value(f"inttoptr i64 {self.expr(address)} to ptr")
@@ -252,11 +309,10 @@ class _Function:
             case "invoke_i64" | "invoke_i32":
                 pointer = self.value(f"inttoptr i64 {args[0]} to ptr")
                 return self.outside(pointer, name[7:], ", ".join(f"i64 {a}" for a in args[1:]))
-        if name in self.own:
+        if name in self.names.own:
             return self.value(f"call i64 @{name}({operands})")
-        if name in self.externs:
-            extern = self.externs[name]
-            return self.outside(f"inttoptr (i64 {extern.address} to ptr)", extern.result, operands)
+        if name in self.names.results:
+            return self.outside(self.value(f"inttoptr i64 {self.word(name)} to ptr"), self.names.results[name], operands)
         raise self.fail(e, f"no function {name}")
 
     def outside(self, pointer: str, result: str, operands: str) -> str:
@@ -267,42 +323,91 @@ class _Function:
                 return self.value(f"sext i32 {self.value(f'call i32 {pointer}({operands})')} to i64")
             case "bool":
                 return self.value(f"zext i8 {self.value(f'call zeroext i8 {pointer}({operands})')} to i64")
-        self.line(f"call void {pointer}({operands})")
+        self.lines.append(f"call void {pointer}({operands})")
         return "0"
 
 
-def to_llvm(text: str, names: Mapping[str, int], externs: Mapping[str, Extern]) -> str:
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What names mean: integers, functions of the text, places in the table of addresses, what functions outside return."""
+
+    constants: Mapping[str, int]
+    own: frozenset[str]
+    table: Mapping[str, int]
+    results: Mapping[str, str]
+
+
+def _functions(text: str) -> list[ast.FunctionDef]:
+    return [f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)]
+
+
+def to_llvm(text: str, constants: Mapping[str, int], addresses: Mapping[str, int], externs: Mapping[str, Extern]) -> str:
     """The functions of `text` as LLVM assembly.  Raises SyntaxError that names the function and line."""
-    functions = [f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)]
-    own = frozenset(f.name for f in functions)
-    parts = [_Function(f, names, externs, own).text() for f in functions]
-    return "\n\n".join([*parts, "declare i64 @llvm.ctlz.i64(i64, i1)"]) + "\n"
+    functions = _functions(text)
+    table = {name: place for place, name in enumerate((*addresses, *externs))}
+    names = Names(constants, frozenset(f.name for f in functions), table, {name: e.result for name, e in externs.items()})
+    head = f"@words = global [{max(1, len(table))} x i64] zeroinitializer\n!0 = !{{}}\ndeclare i64 @llvm.ctlz.i64(i64, i1)"
+    return "\n\n".join([head, *(_Function(f, names).text() for f in functions)]) + "\n"
 
 
 class Library:
-    """The compiled functions of a text: `library.address["name"]`."""
+    """The compiled functions of a text: `library.address["name"]`.
 
-    def __init__(self, text: str, names: Mapping[str, int], externs: Mapping[str, Extern]) -> None:
+    `opt`: 0 translates, 1 optimizes, which takes LLVM five times as long."""
+
+    def __init__(
+        self, text: str, constants: Mapping[str, int], addresses: Mapping[str, int], externs: Mapping[str, Extern], opt: int
+    ) -> None:
+        self._addresses = [*addresses.values(), *(e.address for e in externs.values())]
+        signature = [*addresses, *(f"{name} {e.result}" for name, e in externs.items())]
         with _lock:
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
-            module = llvm.parse_assembly(to_llvm(text, names, externs))
-            machine = llvm.Target.from_default_triple().create_target_machine(opt=1)
-            _optimize(module, machine)
-            self._engine = llvm.create_mcjit_compiler(module, machine)
+            host = llvm.get_host_cpu_name(), llvm.get_default_triple(), llvm.llvm_version_info, llvmlite.__version__
+            key = hashlib.sha256(repr((text, sorted(constants.items()), signature, host, opt)).encode()).hexdigest()[:20]
+            machine = llvm.Target.from_default_triple().create_target_machine(opt=opt)
+            code = _kept(key)
+            if code is None:
+                code = machine.emit_object(llvm.parse_assembly(to_llvm(text, constants, addresses, externs)))
+                _keep(key, code)
+            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
             self._engine.finalize_object()
-        defined = [f.name for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)]
-        self.address = {name: self._engine.get_function_address(name) for name in defined}
+        words = (ctypes.c_uint64 * len(self._addresses)).from_address(self._engine.get_global_value_address("words"))
+        words[:] = self._addresses  # type: ignore[assignment]
+        self.address = {f.name: self._engine.get_function_address(f.name) for f in _functions(text)}
+
+    @property
+    def externs(self) -> dict[str, Extern]:
+        """The functions, for the texts of other libraries."""
+        return {name: Extern(address) for name, address in self.address.items()}
 
     def keep(self) -> None:
         """The code stays until the process ends, also while the interpreter shuts down."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._engine))
 
 
-def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
-    """Stack slots become registers, constants fold, blocks merge."""
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_sroa_pass()
-    passes.add_instruction_combine_pass()
-    passes.add_simplify_cfg_pass()
-    passes.run(module, llvm.create_pass_builder(machine, llvm.PipelineTuningOptions()))
+# ---------------------------------------------------------------------------------------------- kept machine code
+def _place(key: str) -> Path:
+    """Where Python would keep the compiled form of this file, and its neighbour for the code of `key`."""
+    return Path(importlib.util.cache_from_source(__file__)).with_name(f"native-{key}.o")
+
+
+def _kept(key: str) -> bytes | None:
+    try:
+        data = _place(key).read_bytes()
+    except OSError:
+        return None
+    return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
+
+
+def _keep(key: str, code: bytes) -> None:
+    """Best effort: a disk that cannot be written costs time at the next start, nothing else."""
+    if sys.dont_write_bytecode:
+        return
+    place = _place(key)
+    draft = place.with_name(f"{place.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(exist_ok=True)
+        draft.write_bytes(hashlib.sha256(code).digest() + code)
+        draft.replace(place)

@@ -16,7 +16,7 @@ import mmap
 import os
 from dataclasses import dataclass
 
-from thermit.runtime.native import Extern, Library
+from thermit.runtime.native import Library
 from thermit.runtime.torch_abi import Abi
 
 PAGE = 4096
@@ -183,14 +183,14 @@ class Pool:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self._state = (ctypes.c_int64 * (_HEADS // 8 + _LISTS))()
         self._state[_LIMIT // 8] = min(IDLE_BYTES, memory // 8) if limit_bytes is None else limit_bytes
-        names = {
-            "POOL": ctypes.addressof(self._state), "LOCK": _LOCK, "IDLE": _IDLE, "USED": _USED, "LIMIT": _LIMIT, "HITS": _HITS,
+        constants = {
+            "LOCK": _LOCK, "IDLE": _IDLE, "USED": _USED, "LIMIT": _LIMIT, "HITS": _HITS,
             "MISSES": _MISSES, "HEADS": _HEADS, "LISTS": _LISTS, "PAGE": PAGE, "HUGE_PAGE": HUGE_PAGE,
             "MAP_FLAGS": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, "HUGE_ADVICE": getattr(mmap, "MADV_HUGEPAGE", 0),
         }  # fmt: skip
-        self._library = Library(TEXT, abi.names | names, abi.externs)
+        self._library = Library(TEXT, abi.constants | constants, abi.addresses | {"POOL": ctypes.addressof(self._state)}, abi.externs, opt=0)
         self._library.keep()  # deleters run until the process ends
-        self.externs = {n: Extern(self._library.address[n]) for n in ("pool_take", "pool_give", "pool_tensor")}
+        self.externs = self._library.externs
         self._clear = ctypes.CFUNCTYPE(ctypes.c_int64)(self._library.address["pool_clear"])
         os.register_at_fork(after_in_child=self._unlock)
 

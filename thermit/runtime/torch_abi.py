@@ -11,6 +11,7 @@ sparse, quantized, meta, a subclass with __torch_dispatch__, wrapped by functorc
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import os
 import struct
@@ -82,9 +83,10 @@ class AbiMismatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Abi:
-    """`names` are constants, `externs` functions, for the texts of the native parts."""
+    """`constants` (offsets, bit patterns), `addresses` (of objects) and `externs` (functions), for the texts of the native parts."""
 
-    names: dict[str, int]
+    constants: dict[str, int]
+    addresses: dict[str, int]
     externs: dict[str, Extern]
     plain_keys: int
     inference_keys: int
@@ -155,9 +157,31 @@ def _tensor_layout() -> dict[str, int]:
         "IMPL": 16,
         "KEYS": _offset([(t._cdata, _keys(t)) for t in samples], _IMPL_BYTES, "dispatch keys"),
         "STORAGE": _offset([(t._cdata, t.untyped_storage()._cdata) for t in strided], _IMPL_BYTES, "storage"),
-        "TENSOR_TYPE": id(torch.Tensor),
-        "PARAMETER_TYPE": id(torch.nn.Parameter),
     }
+
+
+def _geometry() -> dict[str, int]:
+    """Where a TensorImpl keeps sizes, strides, storage offset and element type, and a StorageImpl its memory.
+
+    Sizes and strides: the number of axes, then five sizes and five strides in place, or the address of an array of both.
+    """
+    base = torch.zeros(40000)
+    t = base.as_strided((3, 5, 7), (997, 83, 11), 1234)
+    words = _words(t._cdata, _IMPL_BYTES)
+    places = [8 * i for i, w in enumerate(words) if w == 3 and words[i + 1 : i + 4] == (3, 5, 7) and words[i + 6 : i + 9] == (997, 83, 11)]
+    _require(len(places) == 1, f"sizes: {len(places)} places")
+    axes = places[0]
+    many = base.as_strided((2, 3, 1, 2, 1, 4), (997, 83, 11, 5, 3, 2), 7)
+    _require(word(many._cdata + axes) == 6 and _words(word(many._cdata + axes + 8), 96) == (*many.shape, *many.stride()), "sizes of many axes")
+    offset = _offset([(t._cdata, 1234), (many._cdata, 7)], _IMPL_BYTES, "storage offset")
+    typed = [(torch.zeros(1, dtype=dtype), number) for dtype, number in SCALAR_TYPES.items()]
+    images = [(ctypes.string_at(t._cdata, _IMPL_BYTES), number.to_bytes(2, "little")) for t, number in typed]
+    kinds = [i for i in range(16, _IMPL_BYTES, 2) if all(image[i : i + 2] == number for image, number in images)]
+    _require(len(kinds) == 1, f"element type: {len(kinds)} places")
+    storages = [torch.zeros(n).untyped_storage() for n in (3, 5000)]
+    data = [{8 * i for i, w in enumerate(_words(s._cdata, _STORAGE_BYTES)) if w == s.data_ptr()} for s in storages]
+    _require(len(set.intersection(*data)) >= 1, "data of a storage")
+    return {"AXES": axes, "OFFSET": offset, "KIND": kinds[0], "DATA": min(set.intersection(*data))}
 
 
 def _storage_layout(allocator: int) -> dict[str, int]:
@@ -175,7 +199,7 @@ def _storage_layout(allocator: int) -> dict[str, int]:
     ]  # fmt: skip
     flags = [i for i in flags if _flips(foreign[0], i)]
     _require(len(flags) == 1, f"resizable: {len(flags)} places")
-    return {"RESIZABLE": flags[0], "ALLOCATOR": at, "CPU_ALLOCATOR": allocator}
+    return {"RESIZABLE": flags[0], "ALLOCATOR": at}
 
 
 def _flips(storage: torch.UntypedStorage, at: int) -> bool:
@@ -188,14 +212,14 @@ def _flips(storage: torch.UntypedStorage, at: int) -> bool:
 
 
 def _dlpack() -> tuple[dict[str, int], dict[str, Extern]]:
-    """The DLPack exchange interface: {u32 major, u32 minor, previous} and five functions."""
+    """The DLPack exchange interface: {u32 major, u32 minor, previous} and five functions; the third makes a tensor over foreign memory."""
     capsule = torch.Tensor.__dlpack_c_exchange_api__
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     header = _words(get(capsule, b"dlpack_exchange_api"), 56)
     major = header[0] & 0xFFFFFFFF
     _require(major == 1, f"DLPack {major}")
-    _, _, to_object, borrow = header[2:6]
+    to_object, borrow = header[4:6]
     read = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(borrow)
     memory = (ctypes.c_uint64 * 6)()
     for dtype, code in DLPACK_CODES.items():
@@ -204,7 +228,7 @@ def _dlpack() -> tuple[dict[str, int], dict[str, Extern]]:
         data, device, kind, sizes, strides, offset = memory
         _require(data + offset == t.data_ptr() and device == 1 and kind == 2 | code << 32, f"DLPack of {dtype}")
         _require(_words(sizes, 16) == (2, 3) and _words(strides, 16) == (6, 2), f"DLPack of {dtype}")
-    return {"DLPACK_VERSION": header[0]}, {"dl_borrow": Extern(borrow, "i32"), "dl_to_object": Extern(to_object, "i32")}
+    return {"DLPACK_VERSION": header[0]}, {"dl_to_object": Extern(to_object, "i32")}
 
 
 def _thread_keys(library: ctypes.CDLL) -> tuple[dict[str, int], dict[str, Extern], tuple[int, int]]:
@@ -280,16 +304,17 @@ def _check_tensors(externs: dict[str, Extern]) -> None:
     _require(sys.getrefcount(wrapped) == 2 and wrapped._use_count() == 1, "reference counts of a wrapped tensor")
 
 
-def _python_layout() -> dict[str, int]:
-    """Where CPython keeps what is read without asking it: a cell's content, the items of tuples and lists, a float's bits."""
+def _objects() -> dict[str, int]:
+    """Addresses of Python objects that are compared with.  First: CPython keeps a cell's content, the items of tuples and lists, a
+    float's bits where the native parts read them."""
     value = object()
     cell, pair, items, number = CellType(value), (None, value), [None, value], 1.5
     _require(word(id(cell) + 16) == id(value), "cell")
     _require(word(id(pair) + 16) == 2 and word(id(pair) + 32) == id(value), "tuple")
     _require(word(id(items) + 16) == 2 and word(word(id(items) + 24) + 8) == id(value), "list")
     _require(word(id(number) + 16) == struct.unpack("Q", struct.pack("d", number))[0], "float")
-    types = {"FLOAT_TYPE": float, "TUPLE_TYPE": tuple, "LIST_TYPE": list, "DICT_TYPE": dict}
-    return {name: id(t) for name, t in types.items()}
+    objects = {"FLOAT_TYPE": float, "TUPLE_TYPE": tuple, "LIST_TYPE": list, "DICT_TYPE": dict, "NONE": None, "NOT_IMPLEMENTED": NotImplemented}
+    return {name: id(value) for name, value in {**objects, "BUILTINS": vars(builtins)}.items()}
 
 
 def _forward_ad() -> dict[str, int]:
@@ -313,7 +338,7 @@ DLPACK_CODES: dict[torch.dtype, int] = {
 # dtype: PyTorch's own number, as the C interface takes it
 SCALAR_TYPES: dict[torch.dtype, int] = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6, torch.float64: 7,
-    torch.complex32: 8, torch.complex64: 9, torch.complex128: 10, torch.bool: 11, torch.bfloat16: 15,
+    torch.complex64: 9, torch.complex128: 10, torch.bool: 11, torch.bfloat16: 15,
     torch.uint16: 27, torch.uint32: 28, torch.uint64: 29,
 }  # fmt: skip
 
@@ -332,16 +357,16 @@ def _probe() -> Abi:
     _check_functions(externs)
     _check_tensors(externs)
     allocator = ctypes.CFUNCTYPE(ctypes.c_uint64)(externs["cpu_allocator"].address)()
-    names = {"NULL": 0, **_tensor_layout(), **_storage_layout(allocator), **_python_layout(), **_forward_ad()}
-    more, functions, defaults = _thread_keys(c10)
-    codes, exchange = _dlpack()
-    names |= more | codes
+    tls, functions, defaults = _thread_keys(c10)
+    version, exchange = _dlpack()
+    constants = {**_tensor_layout(), **_geometry(), **_storage_layout(allocator), **version}
+    addresses = {"CPU_ALLOCATOR": allocator, **_objects(), **_forward_ad(), **tls}
     externs |= functions | exchange
     with torch.inference_mode():
         inference = torch.zeros(2)
     with torch.inference_mode(False):
         plain = torch.zeros(2)
-    return Abi(names, externs, _keys(plain), _keys(inference), defaults[0], defaults[1])
+    return Abi(constants, addresses, externs, _keys(plain), _keys(inference), defaults[0], defaults[1])
 
 
 def abi() -> Abi | None:
