@@ -55,6 +55,12 @@ def log_weight(f: mp.mpf) -> mp.mpf:
     return f**2 / abs(mp.log1p(f))
 
 
+def erfc_ratio(t: mp.mpf) -> mp.mpf:
+    """(1 + 2 x) e^(x^2) erfc(x) - 1 where t = (x - 4) / (x + 4): 0 at 0, at most 0.3."""
+    x = 4 * (1 + t) / (1 - t)
+    return (1 + 2 * x) * mp.exp(x * x) * mp.erfc(x) - 1
+
+
 def erfc_root(k: int) -> tuple[Function, Function]:
     """(erfc(x)^(1/k) - 1) / x and its weight: what its error is in erf."""
     return lambda x: (mp.erfc(x) ** (mp.mpf(1) / k) - 1) / x, lambda x: k * mp.erfc(x) ** (1 - mp.mpf(1) / k) * x / mp.erf(x)
@@ -102,6 +108,10 @@ FITS: dict[str, Fit] = {
     ),
     "SIN": Fit("(sin(r) - r) / r^3 in r^2", even(lambda r: (mp.sin(r) - r) / r**3), even(lambda r: r**3 / mp.sin(r)), 0, QUARTER**2, 5),
     "COS": Fit("(cos(r) - 1 + r^2 / 2) / r^4 in r^2", even(cos_rest), even(lambda r: r**4 / mp.cos(r)), 0, QUARTER**2, 5),
+    "ATAN": Fit("(atan(t) - t) / t^3 in t^2", even(lambda t: (mp.atan(t) - t) / t**3), even(lambda t: t**3 / mp.atan(t)), 0, 0.1717, 12),
+    "ASIN": Fit("(asin(s) - s) / s^3 in s^2", even(lambda s: (mp.asin(s) - s) / s**3), even(lambda s: s**3 / mp.asin(s)), 0, 0.25001, 12),
+    "ERF": Fit("erf(x) / x - 1 in x^2", even(lambda x: mp.erf(x) / x - 1), even(lambda x: x / mp.erf(x)), 0, 0.5626, 10),
+    "ERFC": Fit("(1 + 2 x) e^(x^2) erfc(x) - 1 in (x - 4) / (x + 4)", erfc_ratio, lambda t: mp.mpf(1), -0.6843, 0.7461, 20),
     "ERFC_ROOT_SHORT": Fit("(erfc(x)^(1/8) - 1) / x", *erfc_root(8), 0, 3.93, 8),
 }
 

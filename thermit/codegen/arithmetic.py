@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from thermit.ir.build import add, and_, bitcast, const, fma, gt, like, lt, mul, ne, neg, or_, shl, shr, sub, where, xor
+from thermit.ir.build import add, and_, bitcast, const, div, fma, gt, like, lt, mul, ne, neg, or_, shl, shr, sub, where, xor
 from thermit.ir.node import Node
 from thermit.ir.types import FLOAT32, FLOAT64, INT32, INT64, UINT32, UINT64, DType
 
@@ -64,10 +64,12 @@ def pair_times(x: Pair, y: Pair) -> Pair:
     return fast_two_sum(product, fma(x[0], y[1], fma(x[1], y[0], error)))
 
 
-def pair_plus(x: Pair, y: Pair) -> Pair:
-    """x + y; |x| >= |y| is not needed; relative error is small unless they cancel."""
-    high, error = two_sum(x[0], y[0])
-    return fast_two_sum(high, add(error, add(x[1], y[1])))
+def pair_over(x: Pair, y: Pair) -> Pair:
+    """x / y to some 2^-100."""
+    inverse = div(like(1.0, y[0]), y[0])
+    first = mul(x[0], inverse)
+    rest = add(fma(neg(first), y[0], x[0]), fma(neg(first), y[1], x[1]))
+    return fast_two_sum(first, mul(rest, inverse))
 
 
 def at_most(x: Node, limit: float) -> Node:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from thermit.codegen import single
+from thermit.codegen import circular, double, single
 from thermit.codegen.target import Target
 from thermit.codegen.unfused import fma_without_instruction
 from thermit.errors import CompileError
@@ -21,7 +21,7 @@ from thermit.ir import prims as p
 from thermit.ir.build import rebuild
 from thermit.ir.node import Node, toposort
 from thermit.ir.prims import Prim
-from thermit.ir.types import FLOAT32, DType
+from thermit.ir.types import FLOAT32, FLOAT64, DType
 from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
 
 Function = Callable[..., Node]
@@ -34,6 +34,14 @@ MATHEMATICS: dict[DType, dict[Prim, Function]] = {
         p.SINH: single.sinh, p.COSH: single.cosh, p.TANH: single.tanh, p.ASINH: single.asinh, p.ACOSH: single.acosh, p.ATANH: single.atanh,
         p.ERF: single.erf, p.ERFC: single.erfc, p.SIGMOID: single.sigmoid,
         p.POW: single.pow_, p.ATAN2: single.atan2, p.HYPOT: single.hypot,
+    },
+    FLOAT64: {
+        p.EXP: double.exp, p.EXP2: double.exp2, p.EXPM1: double.expm1,
+        p.LOG: double.log, p.LOG2: double.log2, p.LOG10: double.log10, p.LOG1P: double.log1p,
+        p.SIN: circular.sin, p.COS: circular.cos, p.TAN: circular.tan, p.ASIN: circular.asin, p.ACOS: circular.acos, p.ATAN: circular.atan,
+        p.SINH: double.sinh, p.COSH: double.cosh, p.TANH: double.tanh, p.ASINH: double.asinh, p.ACOSH: double.acosh, p.ATANH: double.atanh,
+        p.ERF: circular.erf, p.ERFC: circular.erfc, p.SIGMOID: double.sigmoid,
+        p.POW: double.pow_, p.ATAN2: circular.atan2, p.HYPOT: double.hypot,
     },
 }  # fmt: skip
 

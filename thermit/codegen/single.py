@@ -24,10 +24,10 @@ from thermit.codegen.arithmetic import (
     round_with,
     split_exponent,
 )
+from thermit.codegen.ends import log_ends, pow_ends
 from thermit.ir.build import (
     abs_,
     add,
-    and_,
     cast,
     copysign,
     div,
@@ -40,9 +40,7 @@ from thermit.ir.build import (
     mul,
     ne,
     neg,
-    not_,
     or_,
-    round_,
     seldom,
     sqrt,
     sub,
@@ -136,12 +134,6 @@ def cosh(x: Node) -> Node:
 
 
 # ---------------------------------------------------------------------------------------------- log
-def log_ends(x: Node, result: Node) -> Node:
-    """A logarithm's result, with -inf at 0, nan below, inf at inf, nan at nan."""
-    result = where(eq(x, math.inf), x, result)
-    return where(gt(x, 0.0), result, where(eq(x, 0.0), like(-math.inf, x), like(math.nan, x)))
-
-
 def normal(x: Node) -> Pair:
     """x as a normal number times 2^shift."""
     tiny = lt(x, 2.0**-126)
@@ -228,25 +220,6 @@ def pow_(x: Node, y: Node) -> Node:
     part = fma(mul(f, f), polynomial(f, c.LOG_MEDIUM), f)
     exponent = mul(fma(part, like(LOG2_E, part), wide(add(n, shift))), wide(y))
     return pow_ends(x, y, narrow(exp2_wide(at_least(at_most(exponent, 200.0), -200.0))))
-
-
-def pow_ends(x: Node, y: Node, result: Node) -> Node:
-    """x^y from result = |x|^y where x and y are finite and x is not 0: signs, 0, 1, inf and nan as in C."""
-    size = abs_(x)
-    half = mul(y, 0.5)
-    whole = eq(round_(y), y)
-    odd = and_(whole, ne(round_(half), half))  # of y finite: an infinite y is "even"
-    zero, infinite = like(0.0, x), like(math.inf, x)
-    grows = gt(y, 0.0)
-    result = where(eq(size, 0.0), where(grows, zero, infinite), result)
-    result = where(eq(size, math.inf), where(grows, infinite, zero), result)
-    # y infinite: by whether |x| is above or below 1
-    result = where(eq(abs_(y), math.inf), where(eq(size, 1.0), like(1.0, x), where(eq(gt(size, 1.0), grows), infinite, zero)), result)
-    negative = lt(copysign(like(1.0, x), x), 0.0)
-    result = where(and_(negative, odd), neg(result), result)
-    outside = and_(and_(lt(x, 0.0), not_(whole)), lt(size, math.inf))
-    result = where(or_(outside, or_(ne(x, x), ne(y, y))), like(math.nan, x), result)
-    return where(or_(eq(y, 0.0), eq(x, 1.0)), like(1.0, x), result)
 
 
 def hypot(x: Node, y: Node) -> Node:
