@@ -202,7 +202,7 @@ class Guard:
     tensor   the value is an input by reference: `expected` is its TensorSpec, checked as an argument's is
     deep     a container or an object: `expected` is a Snapshot of its structure and leaves
     absent   `expected` is a frozenset of names that the dict or object at `source` must not have (dict: keys; else attributes)
-    empty    the value is false: an empty container
+    empty    the value is an empty container of the class `expected`
     missing  reading `source` raises
     """
 
@@ -219,7 +219,15 @@ class Guard:
                 return f"{self.source} == {self.expected!r}"
             case "absent":
                 return f"{self.source} has no {', '.join(map(str, self.expected))}"
-        return f"{self.source}: {self.kind} {self.expected}"
+            case "empty":
+                return f"{self.source} is empty"
+            case "missing":
+                return f"{self.source} is not there"
+            case "type":
+                return f"type({self.source}) is {self.expected.__qualname__}"
+            case "deep":
+                return f"{self.source} is as it was"
+        return f"{self.source}: {self.expected}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +286,8 @@ def _absent(value: Any, expected: frozenset[str]) -> bool:
     return value.keys().isdisjoint(expected) if type(value) is dict else not any(hasattr(value, name) for name in expected)
 
 
-def _empty(value: Any, expected: None) -> bool:
-    return not value
+def _empty(value: Any, expected: type) -> bool:
+    return type(value) is expected and not value
 
 
 def _raises(value: Any, expected: None) -> bool:

@@ -1,0 +1,243 @@
+"""Objects whose place is known, and the guards on what was found at each place.
+
+In:  values with their places, as the watch comes upon them.
+Out: `guards`, and for an object that turns up somewhere else, where it can be read again.
+Idea: constants are guarded by value, tensors by their spec, containers by what they hold, all other objects by identity.  An object
+that is guarded by identity is held by the guard, so places inside it start from the object itself and stay one step long.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from thermit.capture.origin import LIBRARY, USER, class_origin
+from thermit.capture.signature import Attr, Call, Cell, Class, Guard, Held, Source, elements, snapshot
+from thermit.capture.specs import TensorSpec, tensor_facts
+from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze, is_value
+
+CONTAINERS = frozenset((list, tuple, dict, set, frozenset, OrderedDict, defaultdict, deque, functools.partial))
+_BASES = (list, tuple, dict, set, frozenset, deque)
+_CAN_BE_EMPTY = frozenset((list, tuple, dict, set, OrderedDict))
+_QUIET = IMMUTABLE | {torch.Tensor, torch.nn.Parameter}
+_LOOK_LIMIT = 50_000  # objects looked through for one that turned up from an unseen place
+
+
+class Known:
+    """What is known in one trace.
+
+    `known`: id of an object -> the object and its place.  `contents`: id of a container -> the objects and containers in it.
+    `reached`: place -> the objects to go on from.  `entry`: every tensor met, with its place: it must still be there at the end.
+    `flattened`: arguments that the key of the call compares by value.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.guards: dict[Source, Guard] = {}
+        self.reached: dict[Source, list[Any] | None] = {}
+        self.known: dict[int, tuple[Any, Source]] = {}
+        self.contents: dict[int, list[Any]] = {}
+        self.flattened: set[int] = set()
+        self.tensors: dict[int, tuple[torch.Tensor, Source]] = {}
+        self.entry: list[tuple[Source, torch.Tensor]] = []
+        self.looked: dict[int, tuple[Any, Source, int]] = {}
+        self._to_look: deque[tuple[Any, Source]] = deque()
+
+    def learn_argument(self, source: Source, value: Any) -> list[Any]:
+        """Arguments are compared by the key; here it is only written down where things live.  Gives the objects found."""
+        kind = type(value)
+        if is_quiet(value):
+            return []
+        parts = [] if kind is functools.partial else list(elements(source, value))
+        if not parts and not is_container(value):
+            self.know(value, Held(value, str(source)))
+            return [value]
+        self.know(value, source)
+        if not is_container(value):
+            self.flattened.add(id(value))
+        inside = self.contents[id(value)] = [value]
+        for part, child in parts:
+            inside += self.learn_argument(part, child)
+        return inside
+
+    def know(self, value: Any, source: Source) -> None:
+        if id(value) not in self.known:
+            self.known[id(value)] = value, source
+            self._to_look.append((value, source))
+
+    def home(self, value: Any) -> Held:
+        known = self.known.get(id(value))
+        if known is None:
+            self.know(value, Held(value, type(value).__name__))
+            known = self.known[id(value)]
+        return Held(value, str(known[1]))
+
+    def guard(self, source: Source, kind: Any, expected: Any) -> None:
+        self.guards.setdefault(source, Guard(source, kind, expected))
+
+    def reach(self, source: Source, value: Any) -> list[Any]:
+        """Guards the value found at `source`; gives the objects to go on from."""
+        if source in self.reached:
+            return self.reached[source] or []
+        self.reached[source] = None
+        kind = type(value)
+        found: list[Any] = []
+        if value is None or kind is bool:
+            self.guard(source, "is", value)
+        elif kind in IMMUTABLE:
+            self.guard(source, "equals", value)
+        elif isinstance(value, torch.Tensor):
+            self._reach_tensor(source, value)
+        elif is_container(value):
+            found = self._reach_container(source, value)
+        elif is_value(value):
+            self.guard(source, "equals", value)
+        else:
+            found = self.reach_object(source, value)
+        self.reached[source] = found
+        return found
+
+    def reach_object(self, source: Source, value: Any) -> list[Any]:
+        _refuse_impure(value)
+        freeze(value, Leaves())  # raises NotStatic for what cannot be compared
+        self.guard(source, "is", value)
+        self.know(value, Held(value, str(source)))
+        return [value]
+
+    def _reach_tensor(self, source: Source, tensor: torch.Tensor) -> None:
+        facts = tensor_facts(tensor)
+        if isinstance(facts, str):
+            raise NotStatic(facts)
+        self.guard(source, "tensor", TensorSpec(*facts, -1, 0))
+        self.tensors.setdefault(id(tensor), (tensor, source))
+        self.entry.append((source, tensor))
+
+    def _reach_container(self, source: Source, value: Any) -> list[Any]:
+        if type(value) in _CAN_BE_EMPTY and not value:
+            self.guard(source, "empty", type(value))
+            self.know(value, source)
+            return [value]
+        image, leaves = snapshot(value)
+        self.guard(source, "deep", image)
+        self.know(value, source)
+        self._inside(source, value, set())
+        for child in leaves.objects:
+            _refuse_impure(child)
+            self.know(child, Held(child, f"{source}[...]"))
+        found = self.contents[id(value)] = [value, *leaves.objects, *leaves.containers]
+        return found
+
+    def _inside(self, source: Source, value: Any, seen: set[int]) -> None:
+        """Writes down where the parts of a container live."""
+        seen.add(id(value))
+        for place, child in elements(source, value):
+            if isinstance(child, torch.Tensor):
+                self.tensors.setdefault(id(child), (child, place))
+                self.entry.append((place, child))
+            elif type(child) not in IMMUTABLE and id(child) not in seen:
+                inner = is_container(child)
+                self.know(child, place if inner else Held(child, str(place)))
+                if inner:
+                    self._inside(place, child, seen)
+
+    def find(self, tensor: torch.Tensor) -> Source | None:
+        """Where a tensor that the trace met can be read again at each call; None if it was made by the function, or from nowhere known."""
+        known = self.tensors.get(id(tensor))
+        if known is not None:
+            return known[1]
+        try:
+            place = self.look_for(tensor)
+            if place is None or isinstance(place, Held):
+                return None
+            self.reach(place, tensor)
+        except NotStatic:
+            return None
+        return place
+
+    def place(self, value: Any) -> Source | None:
+        """Where an object that existed before the call lives, None for an object that the function made."""
+        known = self.known.get(id(value))
+        return known[1] if known is not None else None
+
+    def look_for(self, target: Any) -> Source | None:
+        """Searches what the known objects hold.  The way to the target is guarded, so that another object in its place is seen."""
+        found = self.looked.get(id(target))
+        while found is None and self._to_look and len(self.looked) < _LOOK_LIMIT:
+            value, source = self._to_look.popleft()
+            for place, child in _parts(source, value):
+                if id(child) not in self.looked and type(child) not in IMMUTABLE:
+                    self.looked[id(child)] = child, place, id(value)
+                    if not isinstance(child, torch.Tensor):
+                        home = place if is_container(child) else Held(child, str(place))
+                        self._to_look.append((child, home))
+            found = self.looked.get(id(target))
+        if found is None:
+            return None
+        way = [found]
+        while (above := self.looked.get(way[-1][2])) is not None and way[-1][2] not in self.known and len(way) < 100:
+            way.append(above)
+        for child, place, _ in reversed(way[1:]):
+            self.reach(place, child)
+        if not isinstance(target, torch.Tensor):
+            self.reach(found[1], target)
+        return found[1]
+
+
+def is_quiet(value: Any) -> bool:
+    """Whether nothing is read through it: a constant or a tensor (a stand-in too)."""
+    return type(value) in _QUIET or isinstance(value, torch.Tensor)
+
+
+def is_container(value: Any) -> bool:
+    """Whether it is compared by what it holds (then its place is a path), rather than by identity."""
+    return type(value) in CONTAINERS or isinstance(value, _BASES)
+
+
+def _refuse_impure(value: Any) -> None:
+    owner = getattr(value, "__self__", None) if type(value) is BuiltinFunctionType else None
+    if isinstance(value, functools._lru_cache_wrapper):
+        raise NotStatic(f"{value.__qualname__}, whose cache remembers other calls")
+    if owner is not None and type(owner).__module__.startswith("numpy.random"):
+        raise NotStatic("numpy.random")
+
+
+def _parts(source: Source, value: Any) -> Iterator[tuple[Source, Any]]:
+    """What an object holds, with the place of each."""
+    kind = type(value)
+    if is_container(value) and kind is not functools.partial:
+        yield from elements(source, value)
+        if kind in CONTAINERS:
+            return
+    if kind is functools.partial:
+        yield Attr(source, "args"), value.args
+        yield Attr(source, "keywords"), value.keywords
+        yield Attr(source, "func"), value.func
+    elif kind is MethodType:
+        yield Attr(source, "__self__"), value.__self__
+    elif kind is FunctionType:
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                yield Cell(cell, f"{value.__name__}.closure.{name}"), cell.cell_contents
+            except ValueError:
+                continue
+        if value.__defaults__:
+            yield Attr(source, "__defaults__"), value.__defaults__
+    elif isinstance(value, ModuleType):
+        return
+    elif isinstance(value, type):
+        if class_origin(value) is USER:
+            for name, child in list(vars(value).items()):
+                yield Class(value, name), child
+        return
+    elif class_origin(kind) is not LIBRARY:
+        for base in kind.__mro__:
+            for name, raw in list(vars(base).items()):
+                if isinstance(raw, MemberDescriptorType) and hasattr(value, name):
+                    yield Attr(source, name), getattr(value, name)
+    for name, child in list(getattr(value, "__dict__", {}).items()):
+        yield Attr(source, name), child

@@ -1,0 +1,188 @@
+"""What code can reach: the attributes named in it, of the objects at hand, and so on from there.
+
+In:  the names in a piece of code and the objects that it starts from.
+Out: guards (through known.py) on everything that the code could have read with those names.
+Idea: attributes are looked up as Python does (class, own dict, a module's tables) without running properties; the code of a property
+runs as a frame of its own.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+from collections.abc import Sequence
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from thermit.capture.bytecode import Names
+from thermit.capture.known import CONTAINERS, Known, is_quiet
+from thermit.capture.origin import LIBRARY, STANDARD, USER, class_origin, is_library_module
+from thermit.capture.signature import Attr, Call, Class, Global, Guard, Held, Item, Source, Variable
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # backward hooks do nothing to tensors that do not require grad
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_HOOK_TABLES = vars(sys.modules["torch.nn.modules.module"])
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+class Reach(Known):
+    """Known objects, and the attributes of them that were looked up so far (`_children`: id -> name -> objects to go on from)."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self._children: dict[int, dict[str, Any]] = {}
+        self._shadows: dict[int, set[str]] = {}
+        self._watched = True
+
+    def follow(self, names: Names, objects: Sequence[Any], watched: bool = True) -> None:
+        """Guards every attribute named in the code of every object that the code can get at, starting from `objects`.
+
+        Not `watched` is code of torch.nn: it asks for what is there and computes no names, and modules in a module's table of children
+        are left to the code that runs on them.
+        """
+        attributes = names.attributes
+        self._watched = watched
+        if names.tries:
+            attributes = attributes | names.strings
+        stack = list(objects)
+        seen: set[int] = set()
+        while stack:
+            value = stack.pop()
+            if id(value) in seen or is_quiet(value):
+                continue
+            seen.add(id(value))
+            stack += self._touch(value, names, attributes)
+
+    def _touch(self, value: Any, names: Names, attributes: set[str]) -> list[Any]:
+        kind = type(value)
+        inside: list[Any] = []
+        if id(value) in self.contents and id(value) not in self.flattened:
+            inside = self.contents[id(value)]
+        if kind in CONTAINERS:
+            return inside
+        if kind is MethodType:
+            return [value.__self__, value.__func__]
+        if kind is property:
+            return [f for f in (value.fget, value.fset, value.fdel) if f is not None]
+        if kind in (staticmethod, classmethod):
+            return [value.__func__]
+        if kind is ModuleType:
+            return [] if is_library_module(value) else self._attributes(value, vars(value), attributes, names)
+        if kind is contextvars.ContextVar:
+            return self.reach(Variable(value), Variable(value).read(self.call))
+        origin = class_origin(value if isinstance(value, type) else kind)
+        if origin is LIBRARY and kind is not FunctionType:
+            return inside
+        if isinstance(value, type):
+            return self._class_attributes(value, attributes)
+        everything = (names.reflects and self._watched) or origin is STANDARD
+        table = getattr(value, "__dict__", None) or {}
+        found = list(inside)
+        if everything and id(value) not in self.flattened and kind is not FunctionType:
+            found += self.reach(Attr(self.home(value), "__dict__"), table)
+        found += self._attributes(value, table, attributes, names)
+        if id(value) in self.flattened:
+            found += self.contents[id(value)]
+        if "__class__" in attributes or "type" in names.globals:
+            found.append(kind)
+        return found
+
+    def _attributes(self, value: Any, table: dict[str, Any], attributes: set[str], names: Names) -> list[Any]:
+        """The named attributes of an object: in its own dict, in a module's tables, in its class."""
+        children = self._children.setdefault(id(value), {})
+        home = self.home(value)
+        kind = type(value)
+        module = table if isinstance(value, torch.nn.Module) else None
+        flattened = id(value) in self.flattened
+        shadowed = set()
+        for name in attributes:
+            if name in children:
+                continue
+            children[name] = ()
+            raw = in_class(kind, name) if kind is not ModuleType else None
+            if raw is not None and isinstance(raw, property):
+                children[name] = self.reach(Attr(Held(kind, kind.__qualname__), name), raw)
+            elif name in table:
+                if not flattened:
+                    described = raw is not None and hasattr(type(raw), "__get__")  # reading it by name might compute it anew
+                    children[name] = self.reach(Item(Attr(home, "__dict__"), name) if described else Attr(home, name), table[name])
+            elif module is not None and (place := next((t for t in _MODULE_TABLES if name in module.get(t, ())), None)) is not None:
+                children[name] = self.reach(Item(Attr(home, place), name), module[place][name])
+                shadowed.add(name)
+            elif raw is None or (module is not None and class_origin(kind) is not USER):
+                if self._watched and (names.tries or name in names.writes or (module is None and hasattr(kind, "__getattr__"))):
+                    shadowed.add(name)
+                elif not self._watched:
+                    del children[name]  # another piece of code may ask whether it is there
+            else:
+                children[name] = self._class_attribute(value, kind, name, raw, flattened)
+                shadowed.add(name)
+        if shadowed and kind is not ModuleType:
+            self.classed(value, shadowed)
+        skipped = "" if self._watched else "_modules"
+        return [c for name in attributes if name != skipped and (found := children.get(name)) for c in found]
+
+    def classed(self, value: Any, names: set[str]) -> None:
+        """Guards the class of an object, and that its own dict has none of the names that were found in the class, or nowhere."""
+        home = self.home(value)
+        if type(value) is not FunctionType:
+            self.guard(home, "type", type(value))
+        known = self._shadows.setdefault(id(value), set())
+        if names <= known or not hasattr(value, "__dict__"):
+            return
+        known |= names
+        place = Attr(home, "__dict__")
+        self.guards[Item(place, "absent")] = Guard(place, "absent", frozenset(known))
+
+    def _class_attribute(self, value: Any, kind: type, name: str, raw: Any, flattened: bool) -> list[Any]:
+        if isinstance(raw, MemberDescriptorType) or (hasattr(type(raw), "__set__") and not isinstance(raw, FunctionType)):
+            if flattened or name in ("__dict__", "__class__"):
+                return []
+            try:
+                current = getattr(value, name)
+            except AttributeError:
+                self.guard(Attr(self.home(value), name), "missing", None)
+                return []
+            return self.reach(Attr(self.home(value), name), current)
+        place = Held(kind, kind.__qualname__)
+        if isinstance(raw, classmethod | staticmethod) or (hasattr(type(raw), "__get__") and not isinstance(raw, FunctionType)):
+            return self.reach(Class(kind, name), raw) if class_origin(kind) is USER else []
+        return self.reach(Attr(place, name), raw) if class_origin(kind) is USER else []
+
+    def _class_attributes(self, kind: type, attributes: set[str]) -> list[Any]:
+        children = self._children.setdefault(id(kind), {})
+        for name in attributes:
+            if name in children:
+                continue
+            children[name] = ()
+            raw = in_class(kind, name)
+            if raw is None or name.startswith("__"):
+                continue
+            if class_origin(kind) is USER:
+                children[name] = self.reach(Class(kind, name), raw)
+        return [c for name in attributes if (found := children.get(name)) for c in found]
+
+    def module_hooks(self, module: torch.nn.Module) -> None:
+        place = Held(module, str(self.known[id(module)][1]) if id(module) in self.known else type(module).__name__)
+        if Attr(place, _HOOKS[0]) in self.reached:
+            return
+        for name in _HOOKS:
+            self.table(Attr(place, name), getattr(module, name))
+        for name in _GLOBAL_HOOKS:
+            self.table(Global(_HOOK_TABLES, name), _HOOK_TABLES[name])
+
+    def table(self, source: Source, table: dict[Any, Any]) -> None:
+        if table:
+            self.reach(source, table)
+        elif source not in self.reached:
+            self.reached[source] = None
+            self.guard(source, "empty", type(table))
+
+
+def in_class(kind: type, name: str) -> Any:
+    for base in kind.__mro__:
+        if name in vars(base):
+            return vars(base)[name]
+    return None
