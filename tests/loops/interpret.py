@@ -9,7 +9,6 @@ import numpy as np
 from thermit.ir import interp
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
-from thermit.ir.types import BFLOAT16
 from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
 
 _FOLD = {p.ADD: np.add, p.MUL: np.multiply, p.MIN: np.minimum, p.MAX: np.maximum, p.AND: np.bitwise_and, p.OR: np.bitwise_or}
@@ -207,4 +206,3 @@ def run(program: LoopProgram, buffers: list[np.ndarray]) -> None:
         Machine(program, dict(zip(names, buffers, strict=True))).run()
 
 
-assert BFLOAT16

@@ -10,6 +10,7 @@ written with step 1 is innermost.  Two neighbours merge when every index that ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,11 @@ from thermit.ir.node import Node
 from thermit.ir.types import Shape
 from thermit.loops.index import Indices
 
+STRIP_LEAST = 16  # columns: a cache line of float32
+STRIP_MOST = 512  # columns: a page holds two rows of float32, and their accumulators stay in L1
+STRIP_ROWS = 16
+STRIP_ELEMS = 1 << 15  # fewer stay in L1 in any order
+STRIP_PARALLEL = 4  # strips at least, if they do not get too narrow
 Groups = tuple[tuple[int, ...], ...]
 AxisForm = tuple[int, tuple[tuple[int, int], ...]]  # const, (domain axis, coefficient): an index in terms of the domain
 
@@ -28,6 +34,7 @@ class Layout:
 
     order: Groups
     rows: int
+    strip: int = 0  # the innermost row group is cut into strips of so many (see strips.py)
     in_order: bool = False  # the outermost group is scanned: it is no parallel loop
     reductions: dict[Node, Groups] = field(default_factory=dict)
     first: list[tuple[Node, tuple[AxisForm, ...]]] = field(default_factory=list)  # what rows reduce, innermost reductions first
@@ -44,6 +51,7 @@ class Seen:
     strides: Shape
     variables: tuple[Node | None, ...]
     uses: set[Node]
+    loads: set[Node]
     reductions: list[tuple[Node, frozenset[Node], tuple[Node | None, ...]]]  # node, variables it depends on, variables of its axes
     scans: set[Node]  # variables that scans run along
 
@@ -88,7 +96,7 @@ def choose(seen: Seen, indices: Indices) -> Layout:
         order += groups
         if level[0]:
             rows = len(order)
-    layout = Layout(tuple(order), rows, bool(order) and not rows and seen.variables[order[0][0]] in seen.scans)
+    layout = Layout(tuple(order), rows, in_order=bool(order) and not rows and seen.variables[order[0][0]] in seen.scans)
     for node, _, variables in seen.reductions:
         reduced = node.attrs.axes
         shape = node.args[0].shape
@@ -98,4 +106,30 @@ def choose(seen: Seen, indices: Indices) -> Layout:
         if layout.reductions.get(node, ones + groups) != ones + groups:
             groups = tuple((a,) for a in known)
         layout.reductions[node] = ones + groups
+    layout.strip = _strip_width(seen, layout, columns, indices)
     return layout
+
+
+def _strip_width(seen: Seen, layout: Layout, columns: Mapping[Node, dict[int, int]], indices: Indices) -> int:
+    """The width of strips where the innermost row axis moves with step 1 and the reductions do not; 0 where strips do not pay."""
+    if not layout.rows or seen.scans:
+        return 0
+    group = layout.order[layout.rows - 1]
+    own = seen.variables[group[-1]]
+    size = math.prod(seen.shape[a] for a in group)
+    inner = {v for _, _, axes in seen.reductions for v in axes if v is not None}
+    inner |= {v for groups in layout.order[layout.rows :] for a in groups if (v := seen.variables[a]) is not None}
+    along = across = 0
+    for offset in seen.loads:
+        terms = indices.form(offset)[1]
+        along += own is not None and terms.get(own) == 1
+        across += any(terms.get(v) == 1 for v in inner)
+    reduced = max((math.prod(n for n in (node.args[0].shape[a] for a in node.attrs.axes)) for node, _, _ in seen.reductions), default=0)
+    everywhere = own is not None and all(own in depends for _, depends, _ in seen.reductions)
+    if not everywhere or along <= across or size < STRIP_LEAST or reduced < STRIP_ROWS or size * reduced < STRIP_ELEMS:
+        return 0
+    outer = math.prod(seen.shape[a] for g in layout.order[: layout.rows - 1] for a in g)
+    wanted = max(1, STRIP_PARALLEL // outer)
+    width = -(-size // wanted)
+    width = -(-width // STRIP_LEAST) * STRIP_LEAST
+    return min(max(width, 4 * STRIP_LEAST), STRIP_MOST, -(-size // STRIP_LEAST) * STRIP_LEAST)

@@ -17,7 +17,7 @@ from typing import Protocol
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
-from thermit.ir.types import INT64
+from thermit.ir.types import BOOL, INT64
 from thermit.loops.index import Indices, number
 from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
 
@@ -161,18 +161,20 @@ class Weigher:
         return work.extent * (1.0 + self.own_cost(work, index, width) + sum(self.inside(c, index, width) for c in work.children))
 
     def width_for(self, work: Work) -> int:
-        bits, nodes = 8, 0
+        """Lanes: what is computed takes REGISTERS registers in its usual type, and at most twice as many in the widest."""
+        counts: dict[int, int] = {}
         stack = [work]
         while stack:
             w = stack.pop()
             stack += w.children
             for node in w.nodes:
-                if node.prim is p.LOAD or (node.prim.kind == "map" and (node.dtype is not INT64 or self.is_data(node))):
-                    bits = max(bits, node.dtype.bits if node.prim is not p.LOAD or node.dtype.bits > 8 else 8)
-                    nodes += 1
+                if node.prim is p.LOAD or (node.prim.kind == "map" and node.dtype is not BOOL and (node.dtype is not INT64 or self.is_data(node))):
+                    counts[node.dtype.bits] = counts.get(node.dtype.bits, 0) + 1
             for s in w.stores:
-                bits = max(bits, s.value.dtype.bits)
-        width = (REGISTERS if nodes < 96 else 1) * self.vector_bits // bits
+                counts[s.value.dtype.bits] = counts.get(s.value.dtype.bits, 0) + 1
+        bits = max(counts, key=lambda k: (counts[k], k), default=32)
+        bits = max(bits, max(counts, default=8) // 2)
+        width = (REGISTERS if sum(counts.values()) < 96 else 1) * self.vector_bits // bits
         while width > 2 and width // 2 >= work.extent:
             width //= 2
         return max(width, 2)
@@ -213,8 +215,9 @@ class Weigher:
 
 
 # ---------------------------------------------------------------------------------------------- rewriting
-def _node_count(work: Work) -> int:
-    return len(work.nodes) + sum(_node_count(c) for c in work.children)
+def _node_count(work: Work) -> float:
+    """Instructions of a body, roughly."""
+    return sum(max(1.0, operation_cost(n)) for n in work.nodes) + sum(_node_count(c) for c in work.children)
 
 
 def _lanes(work: Work) -> int:
@@ -298,8 +301,7 @@ def tile(program: LoopProgram, target: HasVectorBits) -> LoopProgram:
     weigher = Weigher(program, target.vector_bits)
     weigher.best(weigher.top)
     top = _modes(weigher.top, False)
-    mode = "vector" if top.mode == "vector" else "serial"
-    return _lengthen(replace(program, body=top.body, mode=mode, width=top.width))
+    return _lengthen(replace(program, body=top.body, mode="vector" if top.mode == "vector" else "serial", width=top.width))
 
 
 def cost(program: LoopProgram) -> tuple[float, bool]:

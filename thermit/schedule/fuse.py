@@ -238,11 +238,16 @@ class Fusion:
             if host is None or root.node in self.apart:
                 out.append(group)
                 continue
-            found = trace(root.node, lambda node, at, t, g=group: node in g.trace.leaves, host.trace,
-                          tuple(1 << a if n != 1 else 0 for a, n in enumerate(root.node.shape)))  # fmt: skip
+            found = self.trace_into(host, group)
             host.roots += group.roots
             host.reads = set(found.leaves)
         return out
+
+    def trace_into(self, host: Group, group: Group) -> Trace:
+        """The trace of a kernel with what another one, over the same domain, computes."""
+        shape = group.roots[0].node.shape
+        labels = tuple(1 << a if n != 1 else 0 for a, n in enumerate(shape))
+        return trace(group.roots[0].node, lambda node, at, t: node in group.trace.leaves, host.trace, labels)
 
     def can_join(self, group: Group, other: Group) -> bool:
         a, b = group.roots[0].node, other.roots[0].node

@@ -8,6 +8,7 @@ stored first and copied at the end.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from thermit.ir import prims as p
@@ -38,7 +39,8 @@ class Arrangement:
 
     def __init__(self, fusion: Any, groups: list[Group]) -> None:
         self.graph, self.strides = fusion.graph, fusion.strides
-        self.groups, self.copies = groups, []
+        self.groups = groups
+        self.copies: list[Group] = []
         self.calls: list[Node] = [n for n in fusion.order if n.prim is p.CALL]
         self.handed: dict[Node, int] = fusion.outputs_of_calls
         self.home: dict[Node, Root] = {}
@@ -79,7 +81,8 @@ class Arrangement:
             changed = False
             writers = [g for g in self.groups if any(r.target == "update" for r in g.roots)]
             before: set[Unit] = set()
-            for unit in [*(g for g in self.groups if g not in writers), *self.calls]:
+            others: list[Unit] = [*(g for g in self.groups if g not in writers), *self.calls]
+            for unit in others:
                 before |= self.below(unit)
             for g in writers:
                 for r in [r for r in g.roots if r.target == "update"]:
@@ -119,7 +122,7 @@ class Arrangement:
         """Units in order, or the wanted values of a cycle."""
         previous: dict[Node, Node] = {}
         effects = list(self.graph.effects)
-        for a, b in zip(effects, effects[1:], strict=False):
+        for a, b in itertools.pairwise(effects):
             previous[b] = a
         late = [g for g in self.groups if any(r.target == "update" for r in g.roots)]
         out: list[Unit] = []
@@ -148,10 +151,11 @@ class Arrangement:
                     push(below)
             return set()
 
-        for unit in [*effects, *reversed([g for g in self.groups if g not in late]), *self.calls, *late]:
+        everything: list[Unit] = [*effects, *reversed([g for g in self.groups if g not in late]), *self.calls, *late]
+        for unit in everything:
             if unit not in state and (cycle := visit(unit)):
                 return [], cycle
-        return out + self.copies, set()
+        return [*out, *self.copies], set()
 
     # ------------------------------------------------------------------ steps
     def load(self, node: Node) -> Load:
