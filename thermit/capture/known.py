@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from thermit.capture.origin import LIBRARY, USER, class_origin
-from thermit.capture.signature import Attr, Call, Cell, Class, Guard, Held, Source, elements, snapshot
+from thermit.capture.signature import Attr, Call, Cell, Class, Guard, Held, Kind, Source, elements, snapshot
 from thermit.capture.specs import TensorSpec, tensor_facts
 from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze, is_value
 
@@ -25,6 +25,7 @@ CONTAINERS = frozenset((list, tuple, dict, set, frozenset, OrderedDict, defaultd
 _BASES = (list, tuple, dict, set, frozenset, deque)
 _CAN_BE_EMPTY = frozenset((list, tuple, dict, set, OrderedDict))
 _QUIET = IMMUTABLE | {torch.Tensor, torch.nn.Parameter}
+_PARTS_LIMIT = 24  # values in a container that get a guard each, rather than one for all
 _LOOK_LIMIT = 50_000  # objects looked through for one that turned up from an unseen place
 
 
@@ -38,7 +39,7 @@ class Known:
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.guards: dict[Source, Guard] = {}
+        self.guards: dict[tuple[Source, Kind], Guard] = {}
         self.reached: dict[Source, list[Any] | None] = {}
         self.known: dict[int, tuple[Any, Source]] = {}
         self.contents: dict[int, list[Any]] = {}
@@ -77,8 +78,9 @@ class Known:
             known = self.known[id(value)]
         return Held(value, str(known[1]))
 
-    def guard(self, source: Source, kind: Any, expected: Any) -> None:
-        self.guards.setdefault(source, Guard(source, kind, expected))
+    def guard(self, source: Source, kind: Kind, expected: Any) -> None:
+        """Notes a guard, unless there is one of this kind at this place."""
+        self.guards.setdefault((source, kind), Guard(source, kind, expected))
 
     def reach(self, source: Source, value: Any) -> list[Any]:
         """Guards the value found at `source`; gives the objects to go on from."""
@@ -118,19 +120,33 @@ class Known:
         self.entry.append((source, tensor))
 
     def _reach_container(self, source: Source, value: Any) -> list[Any]:
-        if type(value) in _CAN_BE_EMPTY and not value:
-            self.guard(source, "empty", type(value))
-            self.know(value, source)
+        kind = type(value)
+        self.know(value, source)
+        if kind in _CAN_BE_EMPTY and not value:
+            self.guard(source, "empty", kind)
             return [value]
         image, leaves = snapshot(value)
-        self.guard(source, "deep", image)
-        self.know(value, source)
-        self._inside(source, value, set())
         for child in leaves.objects:
             _refuse_impure(child)
-            self.know(child, Held(child, f"{source}[...]"))
+        if leaves.count <= _PARTS_LIMIT and (kind in (list, tuple) or (kind is dict and all(type(key) is str for key in value))):
+            self._reach_parts(source, value)
+        else:
+            self.guard(source, "deep", image)
+            self._inside(source, value, set())
+            for child in leaves.objects:
+                self.know(child, Held(child, f"{source}[...]"))
         found = self.contents[id(value)] = [value, *leaves.objects, *leaves.containers]
         return found
+
+    def _reach_parts(self, source: Source, value: Any) -> None:
+        """A small list, tuple or dict: guards that can be checked one by one without Python."""
+        self.guard(source, "type", type(value))
+        if type(value) is dict:
+            self.guard(source, "keys", list(value))
+        else:
+            self.guard(source, "length", len(value))
+        for place, child in elements(source, value):
+            self.reach(place, child)
 
     def _inside(self, source: Source, value: Any, seen: set[int]) -> None:
         """Writes down where the parts of a container live."""

@@ -134,7 +134,7 @@ class Reach(Known):
             return
         known |= names
         place = Attr(home, "__dict__")
-        self.guards[Item(place, "absent")] = Guard(place, "absent", frozenset(known))
+        self.guards[place, "absent"] = Guard(place, "absent", frozenset(known))
 
     def _class_attribute(self, value: Any, kind: type, name: str, raw: Any, flattened: bool) -> list[Any]:
         if isinstance(raw, MemberDescriptorType) or (hasattr(type(raw), "__set__") and not isinstance(raw, FunctionType)):

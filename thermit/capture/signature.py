@@ -188,7 +188,7 @@ class Variable(Source):
 
 # ---------------------------------------------------------------------------------------------- guards
 
-Kind = Literal["is", "equals", "tensor", "type", "deep", "absent", "empty", "missing"]
+Kind = Literal["is", "equals", "tensor", "type", "deep", "absent", "empty", "length", "keys", "missing"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,6 +203,8 @@ class Guard:
     deep     a container or an object: `expected` is a Snapshot of its structure and leaves
     absent   `expected` is a frozenset of names that the dict or object at `source` must not have (dict: keys; else attributes)
     empty    the value is an empty container of the class `expected`
+    length   len(value) is `expected` (a list or tuple, whose class another guard checks)
+    keys     the keys of the dict are those of the list `expected` (all str), in this order
     missing  reading `source` raises
     """
 
@@ -221,6 +223,10 @@ class Guard:
                 return f"{self.source} has no {', '.join(map(str, self.expected))}"
             case "empty":
                 return f"{self.source} is empty"
+            case "length":
+                return f"len({self.source}) == {self.expected}"
+            case "keys":
+                return f"{self.source} has keys {', '.join(self.expected)}"
             case "missing":
                 return f"{self.source} is not there"
             case "type":
@@ -290,6 +296,14 @@ def _empty(value: Any, expected: type) -> bool:
     return type(value) is expected and not value
 
 
+def _length(value: Any, expected: int) -> bool:
+    return len(value) == expected
+
+
+def _keys(value: Any, expected: list[str]) -> bool:
+    return list(value) == expected
+
+
 def _raises(value: Any, expected: None) -> bool:
     return False
 
@@ -302,6 +316,8 @@ CHECKS: dict[Kind, Callable[[Any, Any], bool]] = {
     "deep": _deep,
     "absent": _absent,
     "empty": _empty,
+    "length": _length,
+    "keys": _keys,
     "missing": _raises,
 }
 
