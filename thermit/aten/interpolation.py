@@ -48,7 +48,7 @@ def _nearest_node(size: int, out: int, scale: float, exact: bool, dtype: DType) 
     if exact:
         place = b.add(place, 0.5)
     place = b.cast(b.floor(b.cast(b.mul(place, scale), FLOAT32)), INT64)
-    return b.minimum(place, size - 1)
+    return b.minimum(b.maximum(place, 0), size - 1)
 
 
 def _as_view(x: Node, axis: int, places: list[int]) -> Node | None:
@@ -142,7 +142,7 @@ def _linear_places(size: int, out: int, align_corners: bool, given: float | None
     source = _source(size, out, align_corners, given, dtype)
     if not align_corners:
         source = b.where(b.lt(source, 0), b.like(0, source), source)
-    first = b.minimum(b.cast(b.floor(b.cast(source, FLOAT32)), INT64), size - 1)
+    first = b.minimum(b.maximum(b.cast(b.floor(b.cast(source, FLOAT32)), INT64), 0), size - 1)  # 0: so that no check is needed
     second = b.minimum(b.add(first, 1), size - 1)
     weight = b.minimum(b.maximum(b.sub(source, b.cast(first, dtype)), 0), 1)
     return [(first, b.sub(b.like(1, weight), weight)), (second, weight)]

@@ -116,15 +116,24 @@ class Indices:
 
     def _bounds(self, form: Form) -> tuple[int, int]:
         low = high = form[0]
+        open_below = open_above = False
         for atom, k in form[1].items():
-            extent = self.extents.get(atom)
-            if extent is None:
-                return -UNBOUNDED, UNBOUNDED
-            if k > 0:
-                high += k * (extent - 1)
-            else:
-                low += k * (extent - 1)
-        return low, high
+            ends = self._atom_bounds(atom)
+            least, most = ends if k > 0 else ends[::-1]
+            open_below = open_below or abs(least) >= UNBOUNDED
+            open_above = open_above or abs(most) >= UNBOUNDED
+            low, high = low + k * least, high + k * most
+        return -UNBOUNDED if open_below else low, UNBOUNDED if open_above else high
+
+    def _atom_bounds(self, atom: Node) -> tuple[int, int]:
+        """Of an index that is data only what min and max say: clamped places need no check."""
+        extent = self.extents.get(atom)
+        if extent is not None:
+            return 0, extent - 1
+        if atom.prim in (p.MIN, p.MAX) and atom.dtype is INT64:
+            (a, b), (c, d) = self.bounds(atom.args[0]), self.bounds(atom.args[1])
+            return (min(a, c), min(b, d)) if atom.prim is p.MIN else (max(a, c), max(b, d))
+        return -UNBOUNDED, UNBOUNDED
 
     # ------------------------------------------------------------------ division
     def divmod(self, node: Node, divisor: int) -> tuple[Node, Node]:
