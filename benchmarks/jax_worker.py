@@ -16,8 +16,8 @@ def make(peer: str, case_name: str, threads: str) -> tuple[Peer, Case]:
     case = CASES[case_name]
     jax.config.update("jax_enable_x64", any(i.dtype == "float64" for i in case.inputs))
     jax.block_until_ready(jax.numpy.zeros(1))  # the client is made here, not in the first call
-    peer = Peer(lambda _: jax.jit(FUNCTIONS[case.function]), jax.numpy.asarray, np.asarray, jax.block_until_ready, case.group != "call")
-    return peer, case
+    made = Peer(lambda _: jax.jit(FUNCTIONS[case.function]), jax.numpy.asarray, np.asarray, jax.block_until_ready, case.group != "call")
+    return made, case
 
 
 if __name__ == "__main__":

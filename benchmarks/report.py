@@ -194,7 +194,7 @@ def _plot(report: Report, path: Path) -> None:
     for peer in (p for p in report.peers if p != OURS):
         points = [(r, i) for i, case in enumerate(cases) if (r := report.ratio(case, peer)) is not None]
         if points:
-            axes.scatter(*zip(*points, strict=True), label=peer, s=28)
+            axes.scatter([r for r, _ in points], [i for _, i in points], label=peer, s=28)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_yticks(range(len(cases)), cases)
