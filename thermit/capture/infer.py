@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
+from thermit.capture.plain_sizes import plain_sizes
 from thermit.capture.storage import Geometry, is_dense
 from thermit.ir.types import Shape, contiguous_strides
 
@@ -161,8 +162,14 @@ def _pointwise(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> M
     if len(metas) > 1 and any(m.dtype != metas[0].dtype and not is_dense(m.geometry) for m in metas):
         return None
     sizes = shape
-    strides = iterated_strides(sizes, [m.geometry for m in metas])
+    strides = iterated_strides(sizes, [*(m.geometry for m in metas), *_numbers(op, args)])
     return Meta(Geometry(sizes, strides, 0), dtype)
+
+
+def _numbers(op: OpOverload, args: Sequence[Any]) -> list[Geometry]:
+    """The numbers that eager makes operands of (tensors without axes): they decide the strides of axes of size 1."""
+    wrapped = (a.name == "other" or isinstance(a.type, torch.TensorType) for a in op._schema.arguments)
+    return [Geometry((), (), 0) for w, value in zip(wrapped, args, strict=False) if w and isinstance(value, int | float)]
 
 
 def _kind(arg: Any) -> Any:
@@ -210,7 +217,8 @@ def infer(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], *, pointw
     named = {k: convert(a, _to_meta) for k, a in kwargs.items()}
     if device:
         named["device"] = "meta"
-    result = op(*metas, **named)
+    with plain_sizes():
+        result = op(*metas, **named)
     return convert(result, describe)
 
 

@@ -274,6 +274,12 @@ class Recorder(TorchDispatchMode):
                     self.watcher.resume()
                     return func.decompose(*args, **kwargs)
             case _:
+                if func is aten.index.Tensor and not any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1])):
+                    result = self._functional(info, func, args, kwargs)
+                    self.record.log.append(Entry(func, args, kwargs, _tensors(result)))
+                    return result
+                if func is aten.is_same_size.default:
+                    return args[0].shape == args[1].shape
                 if func is aten._local_scalar_dense.default and (known := self.constant(self.adopt(args[0]))) is not None:
                     return known.item()
                 raise GoLive(f"{func} needs values", reads=torch.Tag.data_dependent_output in func.tags)
