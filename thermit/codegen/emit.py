@@ -13,11 +13,12 @@ Invariants: memory is touched only inside its bounds and where guards hold; noth
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from thermit.codegen import access
-from thermit.codegen.accumulate import Running, across, advanced, find_varying, initial, is_argument, is_idempotent, neutral
+from thermit.codegen.accumulate import Running, across, advanced, find_varying, finished, initial, is_argument, is_idempotent, neutral
 from thermit.codegen.expressions import ExpressionWriter, divides
 from thermit.codegen.lanes import Lanes
 from thermit.codegen.spelling import memory_type, vector
@@ -25,7 +26,7 @@ from thermit.codegen.target import Target
 from thermit.codegen.writer import Value
 from thermit.errors import CompileError
 from thermit.ir.node import Node
-from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store, exprs_of
+from thermit.loops.nest import Acc, Check, For, LoopProgram, Memory, Stmt, Store, exprs_of
 
 
 def emit(programs: Sequence[LoopProgram], target: Target) -> str:
@@ -58,14 +59,21 @@ class Kernel(ExpressionWriter):
 
     # ------------------------------------------------------------------ statements
     def _body(self, statements: tuple[Stmt, ...]) -> None:
-        for s in statements:
-            match s:
-                case Store():
-                    self._store(s)
-                case Check():
+        for is_store, group in itertools.groupby(statements, lambda s: isinstance(s, Store)):
+            if is_store:
+                self._stores([s for s in group if isinstance(s, Store)])
+                continue
+            for s in group:
+                if isinstance(s, Check):
                     self._check(s)
-                case For():
+                elif isinstance(s, For):
                     self._loop(s)
+
+    def _stores(self, stores: Sequence[Store]) -> None:
+        """Neighbours act at once: everything is read before the first of them writes."""
+        for write in [self._prepared(s) for s in stores]:
+            write()
+        self.forget(self.writes_of(tuple(stores)))
 
     def _check(self, s: Check) -> None:
         ok = self.value(s.ok)
@@ -81,27 +89,33 @@ class Kernel(ExpressionWriter):
         self.line(f"  br i1 {text}, label %{after}, label %stop")
         self.begin_block(after)
 
-    def _store(self, s: Store) -> None:
+    def _prepared(self, s: Store) -> Callable[[], None]:
+        """Evaluates what a store needs; gives the act of writing it."""
         memory = self.memories[s.memory]
         guard = self.value(s.guard) if s.guard is not None else None
         step, value = self.steps.step(s.offset), self.value(s.value)
-        if self.lanes is not None and (step != 0 or value.lanes):
-            value = self.spread(s.value)
-            offset = (self.value(s.offset) if step is None else self.lane0(s.offset)).text
-            self.here()
-            raw = access.to_memory(self, value.text, memory.dtype, value.lanes)
-            if step in (1, -1):
-                access.contiguous_store(self, memory, offset, self.lanes.width, self.mask(guard), raw, step == -1)
-            else:
-                access.scatter(self, memory, offset, step, self.lanes.width, self.mask(guard), raw)
-        else:
+        if self.lanes is None or (step == 0 and not value.lanes):
             offset = self.value(s.offset).text
-            self.here()
-            flag = guard.text if guard is not None else None
-            if guard is not None and guard.lanes:
-                flag = access.any_lane(self, self.mask(guard) or "", guard.lanes)
-            access.scalar_store(self, memory, offset, access.to_memory(self, value.text, memory.dtype, 0), flag)
-        self.forget(self.writes_of((s,)))
+            return lambda: self._write_scalar(memory, offset, value.text, guard)
+        value = self.spread(s.value)
+        offset = (self.value(s.offset) if step is None else self.lane0(s.offset)).text
+        return lambda: self._write_lanes(memory, offset, step, value, guard)
+
+    def _write_scalar(self, memory: Memory, offset: str, value: str, guard: Value | None) -> None:
+        self.here()
+        flag = guard.text if guard is not None else None
+        if guard is not None and guard.lanes:
+            flag = access.any_lane(self, self.mask(guard) or "", guard.lanes)
+        access.scalar_store(self, memory, offset, access.to_memory(self, value, memory.dtype, 0), flag)
+
+    def _write_lanes(self, memory: Memory, offset: str, step: int | None, value: Value, guard: Value | None) -> None:
+        assert self.lanes is not None
+        self.here()
+        raw = access.to_memory(self, value.text, memory.dtype, value.lanes)
+        if step in (1, -1):
+            access.contiguous_store(self, memory, offset, self.lanes.width, self.mask(guard), raw, step == -1)
+        else:
+            access.scatter(self, memory, offset, step, self.lanes.width, self.mask(guard), raw)
 
     # ------------------------------------------------------------------ loops
     def _loop(self, s: For) -> None:
@@ -132,9 +146,9 @@ class Kernel(ExpressionWriter):
             self.bind(r.acc.local, Value(r.values[0], r.lanes, self.innermost))
 
     def _initial(self, s: For) -> list[Running]:
-        varying = find_varying(self, s.accs)
+        varying = find_varying(self, s)
         width = self.lanes.width if self.lanes is not None else 0
-        return [initial(self, a, width if a.local in varying else 0) for a in s.accs]
+        return [initial(self, a, width if a.local in varying else 0, s) for a in s.accs]
 
     def _unrolled_loop(self, s: For) -> None:
         if not isinstance(s.extent, int):
@@ -146,12 +160,12 @@ class Kernel(ExpressionWriter):
                 for r in running:
                     self._bind_state(r)
                 self._body(s.body)
-                states = [advanced(self, r) for r in running]
+                states = [advanced(self, r, str(k)) for r in running]
             for r, state in zip(running, states, strict=True):
                 r.values = state
             self.forget(writes)
         for r in running:
-            self._bind_result(r.acc, Value(r.values[-1], r.lanes, 0))
+            self._bind_result(r.acc, Value(finished(self, r, False)[-1], r.lanes, 0))
 
     def _serial_loop(self, s: For) -> None:
         running = self._initial(s)
@@ -162,11 +176,11 @@ class Kernel(ExpressionWriter):
             for r in running:
                 self._bind_state(r)
             self._body(s.body)
-            return [advanced(self, r) for r in running]
+            return [advanced(self, r, at) for r in running]
 
         self._counted(running, "0", stop, 1, self.writes_of(s.body), iteration, isinstance(s.extent, int))
         for r in running:
-            self._bind_result(r.acc, Value(r.values[-1], r.lanes, 0))
+            self._bind_result(r.acc, Value(finished(self, r, False)[-1], r.lanes, 0))
 
     def _counted(
         self, running: list[Running], start: str, stop: str, step: int, writes: int, iteration: Callable[[str], list[list[str]]], always: bool
@@ -218,11 +232,11 @@ class Kernel(ExpressionWriter):
             self.here()
             rest = self.op(f"srem i64 {stop}, {s.width * copies}")
             bounds = Range("0", self.op(f"sub i64 {stop}, {rest}"), stop, True, True, False)
-        running = [[neutral(a, s.width) for _ in range(copies)] for a in s.accs]
+        running = [[neutral(a, s.width, s, copy * s.width) for copy in range(copies)] for a in s.accs]
         self._vector_range(s.index, s.width, copies, running, s.body, bounds)
         self.here()
         for acc, first, parts in zip(s.accs, init, running, strict=True):
-            self._bind_result(acc, Value(across(self, acc, first, [r.values for r in parts], s.width), 0, 0))
+            self._bind_result(acc, Value(across(self, acc, first, [finished(self, r, True) for r in parts], s.width), 0, 0))
 
     def _constant_range(self, s: For, extent: int, stride: int) -> Range:
         whole = extent // stride * stride
@@ -250,7 +264,7 @@ class Kernel(ExpressionWriter):
                     base = at if copy == 0 else self.op(f"add nuw nsw i64 {at}, {copy * width}")
                     self.steps.enter(Lanes(index, width, base, self.innermost, None, multiple))
                     self._body(body)
-                    states.append([advanced(self, parts[copy]) for parts in running])
+                    states.append([advanced(self, parts[copy], base) for parts in running])
                     self.steps.enter(None)
                 self.forget(writes)
             return [states[copy][k] for k in range(len(running)) for copy in range(copies)]
@@ -268,7 +282,7 @@ class Kernel(ExpressionWriter):
                 mask = self._tail_mask(at, bounds.stop, width)
                 self.steps.enter(Lanes(index, width, at, self.innermost, mask, multiple))
                 self._body(body)
-                states = [advanced(self, r, mask) for r in firsts]
+                states = [advanced(self, r, at, mask) for r in firsts]
                 self.steps.enter(None)
             return states
 
@@ -319,7 +333,7 @@ class Kernel(ExpressionWriter):
         return Range("%begin", self.op(f"sub i64 %end, {rest}"), "%end", True, True, False)
 
     def _entry(self) -> list[str]:
-        lines, slot = [access.SINK], 0
+        lines, slot = [access.SINK] if self.uses_sink else [], 0
         for m in self.program.memories:
             if m.role == "row":
                 lines.append(f"  %m.{m.name} = alloca [{max(m.elems, 1)} x {memory_type(m.dtype)}], align 64")

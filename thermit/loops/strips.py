@@ -154,7 +154,9 @@ class StripPull(Pull):
         key = (value, ())
         if key not in self.sums:
             name = self.memory(node.dtype)
-            self.strip(self.parent(), rank, 2 * rank + 1).items.append((0, Store(name, self.column, value)))
+            scope = Scope(self.column, self.columns, STRIP, rank)  # its own loop: it may read what the one before it keeps
+            scope.items.append((0, Store(name, self.column, value)))
+            self.parent().items.append((2 * rank + 1, scope))
             self.sums[key] = (name, rank, node.dtype)
         return build.load(self.sums[key][0], node.dtype, self.column)
 
