@@ -10,6 +10,7 @@ Invariant: `check` returns 1 only if every fact holds, leaves no Python error be
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from thermit.schedule.memory import span_elems
 
 # instructions of six words: operation, place, three operands, unused.  A place >= 0 is a slot, place -1 - k is argument k.
 FETCHES = ("HELD", "CELL", "GLOBAL", "ATTR", "ITEM", "TUPLE_ITEM", "LIST_ITEM")
-TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "TENSOR", "PYTHON")
+TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "KEYS", "ABSENT", "TENSOR", "PYTHON")
 OPERATIONS = {name: number for number, name in enumerate((*FETCHES, *TESTS))}
 CONSTANTS = {f"OP_{name}": number for name, number in OPERATIONS.items()}
 
@@ -84,6 +85,32 @@ def fetch(operation, instruction, slots, args):
     i64[slots + 8 * i64[instruction + 8]] = value
     return 1
 
+def keys_hold(value, expected):
+    """Whether a dict has the keys of a list, in this order."""
+    if i64[value + 8] != DICT_TYPE or i64[value + 16] != i64[expected + 16]:
+        return 0
+    keys = dict_keys(value)
+    if keys == 0:
+        error_clear()
+        return 0
+    equal = compare(keys, expected, 2)
+    decref(keys)
+    if equal < 0:
+        error_clear()
+    return equal == 1
+
+def absent(value, names):
+    """Whether a dict has none of the keys in a tuple."""
+    if i64[value + 8] != DICT_TYPE:
+        return 0
+    for k in range(0, i64[names + 16]):
+        if dict_get(value, i64[names + 24 + 8 * k]) != 0:
+            return 0
+    if error_occurred():
+        error_clear()
+        return 0
+    return 1
+
 def test(operation, instruction, value):
     """Whether a value is as expected."""
     expected = i64[instruction + 16]
@@ -95,6 +122,10 @@ def test(operation, instruction, value):
         return i64[value + 8] == FLOAT_TYPE and i64[value + 16] == expected
     if operation == OP_LENGTH:
         return i64[value + 8] == expected and i64[value + 16] == i64[instruction + 24]
+    if operation == OP_KEYS:
+        return keys_hold(value, expected)
+    if operation == OP_ABSENT:
+        return absent(value, expected)
     if value == expected:
         return 1
     if i64[value + 8] != i64[expected + 8]:
@@ -222,6 +253,7 @@ def check(variant, args, nargs, kwnames, slots, tensors, data):
 '''
 
 _EQUAL_TYPES = (int, str, bytes)
+_SIZED = (list, tuple, dict, OrderedDict)  # their word after the header is how many elements they have
 
 
 class GuardTable(Tables):
@@ -322,6 +354,14 @@ class GuardTable(Tables):
                 self._emit("TYPE", self._place(guard.source), self._object(expected))
             case "equals":
                 return self._equals(guard.source, expected)
+            case "length":
+                self._emit("LENGTH", self._place(guard.source), self._object(expected[0]), expected[1])
+            case "empty" if expected in _SIZED:
+                self._emit("LENGTH", self._place(guard.source), self._object(expected), 0)
+            case "keys":
+                self._emit("KEYS", self._place(guard.source), self._object(expected))
+            case "absent":
+                self._emit("ABSENT", self._place(guard.source), self._object(tuple(expected)))
             case _:
                 return False
         return True

@@ -53,6 +53,7 @@ _PYTHON = {
     "decref": ("Py_DecRef", "void"),
     "vectorcall": ("PyObject_Vectorcall", "i64"),
     "dict_get": ("PyDict_GetItemWithError", "i64"),
+    "dict_keys": ("PyDict_Keys", "i64"),
     "get_attr": ("PyObject_GetAttr", "i64"),
     "get_item": ("PyObject_GetItem", "i64"),
     "error_clear": ("PyErr_Clear", "void"),
