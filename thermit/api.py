@@ -25,8 +25,9 @@ from torch.utils._pytree import tree_map
 
 from thermit import config
 from thermit.capture.facts import Watcher, watch
+from thermit.capture.known import argument_guards
 from thermit.capture.recorder import Recorder, Restart, ThermitWarning
-from thermit.capture.signature import Arg, Call, FlatCall, Guard, Held, Source, argument_tensors, flatten_call, holds, snapshot
+from thermit.capture.signature import Call, FlatCall, Guard, Held, Source, argument_tensors, flatten_call, holds
 from thermit.capture.signature import TensorSpec as InputSpec
 from thermit.capture.specs import input_specs
 from thermit.capture.structure import Substitution, Template, result_template
@@ -219,7 +220,7 @@ class JitFunction:
         why = self._why(key, failed)
         if state.on_miss == "error" and state.compiled:
             raise UnexpectedCompileError(f"{_name(function)} met a call that no compiled variant fits: {why}", advice="Compile it beforehand, or use on_miss.")
-        if state.on_miss == "eager" and state.compiled or state.faulty:
+        if (state.on_miss == "eager" and state.compiled) or state.faulty:
             return function(*call.args, **call.kwargs)
         if state.compiled >= state.max_variants:
             self._warn_variants(why)
@@ -306,7 +307,8 @@ class JitFunction:
         if runtime() is None or form is None:
             return
         try:
-            facts = (*_argument_guards(call), *variant.guards)
+            inputs = set(variant.sources)  # their specs are checked with the tensors
+            facts = (*argument_guards(self.__wrapped__, call), *(g for g in variant.guards if not (g.kind == "tensor" and g.source in inputs)))
         except NotStatic:
             return
         made = native.Variant(
@@ -433,15 +435,6 @@ def _form(template: Template) -> Any:
         return forms[template.kind]
     return None
 
-
-def _argument_guards(call: Call) -> list[Guard]:
-    """Guards on the arguments that are not tensors.  Raises NotStatic."""
-    guards = []
-    for slot, value in (*enumerate(call.args), *call.kwargs.items()):
-        if not isinstance(value, torch.Tensor):
-            kind = "equals" if value is None or type(value) in (int, float, bool, str) else "deep"
-            guards.append(Guard(Arg(slot, str(slot)), kind, value if kind == "equals" else snapshot(value)[0]))  # type: ignore[arg-type]
-    return guards
 
 
 # ---------------------------------------------------------------------------------------------- jit
