@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from thermit.capture.origin import LIBRARY, USER, class_origin
-from thermit.capture.signature import Attr, Call, Cell, Class, Guard, Held, Kind, Source, elements, snapshot
+from thermit.capture.signature import Attr, Call, Cell, Class, Guard, Held, Kind, Source, argument_roots, elements, snapshot
 from thermit.capture.specs import TensorSpec, tensor_facts
 from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze, is_value
 
@@ -140,11 +140,10 @@ class Known:
 
     def _reach_parts(self, source: Source, value: Any) -> None:
         """A small list, tuple or dict: guards that can be checked one by one without Python."""
-        self.guard(source, "type", type(value))
         if type(value) is dict:
             self.guard(source, "keys", list(value))
         else:
-            self.guard(source, "length", len(value))
+            self.guard(source, "length", (type(value), len(value)))
         for place, child in elements(source, value):
             self.reach(place, child)
 
@@ -202,6 +201,39 @@ class Known:
         if not isinstance(target, torch.Tensor):
             self.reach(found[1], target)
         return found[1]
+
+
+def argument_guards(function: Any, call: Call) -> list[Guard]:
+    """What the key of a call says about arguments that are not tensors, as guards (for the native entry, which has no key).
+
+    Raises NotStatic.
+    """
+    guards: list[Guard] = []
+    for source, value in argument_roots(function, call):
+        _argument_guards(source, value, guards)
+    return guards
+
+
+def _argument_guards(source: Source, value: Any, guards: list[Guard]) -> None:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return
+    if value is None or kind is bool:
+        guards.append(Guard(source, "is", value))
+    elif kind in IMMUTABLE or is_value(value):
+        guards.append(Guard(source, "equals", value))
+    elif kind in (list, tuple):
+        guards.append(Guard(source, "length", (kind, len(value))))
+    elif kind is dict and all(type(key) is str for key in value):
+        guards.append(Guard(source, "keys", list(value)))
+    else:
+        image, leaves = snapshot(value)
+        itself = len(leaves.objects) == 1 and leaves.objects[0] is value
+        guards.append(Guard(source, "is", value) if itself else Guard(source, "deep", image))
+        return
+    if not isinstance(value, torch.Size) and kind in (list, tuple, dict):
+        for place, child in elements(source, value):
+            _argument_guards(place, child, guards)
 
 
 def is_quiet(value: Any) -> bool:

@@ -203,8 +203,8 @@ class Guard:
     deep     a container or an object: `expected` is a Snapshot of its structure and leaves
     absent   `expected` is a frozenset of names that the dict or object at `source` must not have (dict: keys; else attributes)
     empty    the value is an empty container of the class `expected`
-    length   len(value) is `expected` (a list or tuple, whose class another guard checks)
-    keys     the keys of the dict are those of the list `expected` (all str), in this order
+    length   the value is a list or tuple: `expected` is (class, number of elements)
+    keys     the value is a dict whose keys are those of the list `expected` (all str), in this order
     missing  reading `source` raises
     """
 
@@ -224,7 +224,7 @@ class Guard:
             case "empty":
                 return f"{self.source} is empty"
             case "length":
-                return f"len({self.source}) == {self.expected}"
+                return f"len({self.source}) == {self.expected[1]}"
             case "keys":
                 return f"{self.source} has keys {', '.join(self.expected)}"
             case "missing":
@@ -296,12 +296,12 @@ def _empty(value: Any, expected: type) -> bool:
     return type(value) is expected and not value
 
 
-def _length(value: Any, expected: int) -> bool:
-    return len(value) == expected
+def _length(value: Any, expected: tuple[type, int]) -> bool:
+    return type(value) is expected[0] and isinstance(value, list | tuple) and len(value) == expected[1]
 
 
 def _keys(value: Any, expected: list[str]) -> bool:
-    return list(value) == expected
+    return type(value) is dict and list(value) == expected
 
 
 def _raises(value: Any, expected: None) -> bool:
