@@ -1,7 +1,7 @@
 """Makes thermit/codegen/coefficients.py: every polynomial of the mathematics, with its range and its error.
 
-    python tests/exhaustive/fit.py            all of them (minutes)
-    python tests/exhaustive/fit.py NAME ...   these; the others are kept
+    python -m tests.exhaustive.fit            all of them (minutes)
+    python -m tests.exhaustive.fit NAME ...   these; the others are kept
 
 A fit is a function, a weight that turns its error into an error of the result, an interval, a degree and a format.
 """
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mpmath as mp
-from remez import Function, fit
+
+from tests.exhaustive.remez import Function, fit
 
 TARGET = Path(__file__).resolve().parents[2] / "thermit" / "codegen" / "coefficients.py"
 HEADER = '''"""The polynomials of the mathematics.  Made by tests/exhaustive/fit.py: change that, not this.
@@ -59,6 +60,10 @@ def erfc_ratio(t: mp.mpf) -> mp.mpf:
     """(1 + 2 x) e^(x^2) erfc(x) - 1 where t = (x - 4) / (x + 4): 0 at 0, at most 0.3."""
     x = 4 * (1 + t) / (1 - t)
     return (1 + 2 * x) * mp.exp(x * x) * mp.erfc(x) - 1
+
+
+def log_erfc(x: mp.mpf) -> mp.mpf:
+    return mp.log(mp.erfc(x)) + x * x
 
 
 def erfc_root(k: int) -> tuple[Function, Function]:
@@ -111,6 +116,7 @@ FITS: dict[str, Fit] = {
     "ATAN": Fit("(atan(t) - t) / t^3 in t^2", even(lambda t: (mp.atan(t) - t) / t**3), even(lambda t: t**3 / mp.atan(t)), 0, 0.1717, 12),
     "ASIN": Fit("(asin(s) - s) / s^3 in s^2", even(lambda s: (mp.asin(s) - s) / s**3), even(lambda s: s**3 / mp.asin(s)), 0, 0.25001, 12),
     "ERF": Fit("erf(x) / x - 1 in x^2", even(lambda x: mp.erf(x) / x - 1), even(lambda x: x / mp.erf(x)), 0, 0.5626, 10),
+    "LOG_ERFC": Fit("ln(e^(x^2) erfc(x)), weighted by erfc / erf", log_erfc, lambda x: mp.erfc(x) / mp.erf(x), 0.75, 5.95, 18),
     "ERFC": Fit("(1 + 2 x) e^(x^2) erfc(x) - 1 in (x - 4) / (x + 4)", erfc_ratio, lambda t: mp.mpf(1), -0.6843, 0.7461, 20),
     "ERFC_ROOT_SHORT": Fit("(erfc(x)^(1/8) - 1) / x", *erfc_root(8), 0, 3.93, 8),
 }
