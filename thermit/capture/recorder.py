@@ -26,6 +26,7 @@ from thermit import config
 from thermit.aten.table import DTYPE_OF, TABLE
 from thermit.capture.infer import Meta, convert, infer
 from thermit.capture.overloads import BATCH_NORM, UNINITIALISED, Overload, overload_of
+from thermit.capture.plain_sizes import plain_sizes
 from thermit.capture.signature import Source
 from thermit.capture.specs import tensor_facts
 from thermit.capture.standin import StandIn, is_stand_in, leaked
@@ -331,7 +332,8 @@ class Recorder(TorchDispatchMode):
         """The value of each tensor that the call returns."""
         row = TABLE.get(func)
         if row is not None:
-            found = row(*[self._nodes(a) for a in args], **{k: self._nodes(a) for k, a in kwargs.items()})
+            with plain_sizes():
+                found = row(*[self._nodes(a) for a in args], **{k: self._nodes(a) for k, a in kwargs.items()})
             if found is not NotImplemented:
                 nodes = tuple(found) if isinstance(found, tuple | list) else (found,)
                 line = user_line(sys._getframe(3))
@@ -423,6 +425,7 @@ class Recorder(TorchDispatchMode):
         assert info.functional is not None
         targets = [self.adopt(_argument(info, name, args, kwargs)) for name in info.written]
         plain = kwargs if info.inplace else {k: v for k, v in kwargs.items() if k not in info.written}
+        args, plain = _with_defaults(info, args, plain)
         self._overlap_check(info, targets, args, plain)
         functional = overload_of(info.functional)
         if plain.get("generator", self) is None:
@@ -469,7 +472,7 @@ class Recorder(TorchDispatchMode):
 
     def materialize(self, stand_in: StandIn, method: str) -> torch.Tensor | None:
         """Called by a method that needs the tensor itself.  None: the stand-in may be used as it is (it is real now, or need not be)."""
-        is_input = any(i.stand_in is stand_in and i.source is not None for i in self.record.inputs)
+        is_input = self._is_argument(stand_in)
         if method in _AUTOGRAD and self.state is TRACING:
             if is_input:
                 raise Restart(f"{method} on an argument")
@@ -477,10 +480,35 @@ class Recorder(TorchDispatchMode):
         if self.state is CLOSED and stand_in.backing is None:
             raise leaked(stand_in, method)
         if self.state is TRACING:
-            self.go_live(f"{method.strip('_')} of a tensor", reads=True)
+            self.watcher.pause()
+            try:
+                self.go_live(f"{method.strip('_')} of a tensor", reads=True)
+            finally:
+                self.watcher.resume()
         if is_input:
             return stand_in.backing
         return None if self.become_real(stand_in) else stand_in.backing
+
+    def real(self, value: Any) -> Any:
+        """The value, if it is a stand-in and the trace is live as a real tensor."""
+        if not is_stand_in(value) or value.backing is None:
+            return value
+        return value if not self._is_argument(value) and self.become_real(value) else value.backing
+
+    def touched(self, stand_in: StandIn) -> None:
+        """The real tensor behind an argument's stand-in may lie elsewhere now: the stand-in follows."""
+        real = stand_in.backing
+        if real is None or self.state is TRACING:
+            return
+        geometry = Geometry(tuple(real.shape), real.stride(), int(real.storage_offset()))
+        if geometry != stand_in.geometry or real.dtype != stand_in.dtype:
+            new = StandIn(self, stand_in.cell, geometry, stand_in.element, real.dtype)
+            torch._C._swap_tensor_impl(stand_in, new)
+            stand_in.geometry = geometry
+            self.kept.append(new)
+
+    def _is_argument(self, stand_in: StandIn) -> bool:
+        return any(i.stand_in is stand_in and i.source is not None for i in self.record.inputs)
 
     def go_live(self, reason: str, reads: bool = False, quiet: bool = False) -> None:
         """From here on everything is real."""
@@ -603,6 +631,15 @@ def _argument(info: Overload, name: str, args: Any, kwargs: dict[str, Any]) -> A
     if name in kwargs:
         return kwargs[name]
     return args[info.argument_names.index(name)]
+
+
+def _with_defaults(info: Overload, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments with those defaults filled in that the functional overload does not have."""
+    assert info.functional is not None
+    needed = {a.name for a in info.functional._schema.arguments if not a.has_default_value()}
+    given = set(info.argument_names[: len(args)]) | set(kwargs)
+    missing = {a.name: a.default_value for a in info.op._schema.arguments if a.name in needed - given and a.has_default_value()}
+    return args, {**kwargs, **missing}
 
 
 def _frozen(value: Any) -> Any:

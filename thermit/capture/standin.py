@@ -24,6 +24,8 @@ class Owner(Protocol):
 
     def materialize(self, stand_in: StandIn, method: str) -> torch.Tensor | None: ...
     def constant(self, stand_in: StandIn) -> torch.Tensor | None: ...
+    def real(self, value: Any) -> Any: ...
+    def touched(self, stand_in: StandIn) -> None: ...
     def forward(self, func: Any, args: Any, kwargs: Any) -> Any: ...
     @property
     def is_live(self) -> bool: ...
@@ -114,7 +116,13 @@ def _override(name: str, *, reads: bool) -> Callable[..., Any]:
         if reads and (known := self.owner.constant(self)) is not None:
             return original(known, *args, **kwargs)
         real = self.owner.materialize(self, name)
-        return original(self if real is None else real, *args, **kwargs)
+        args = tuple([self.owner.real(a) for a in args])
+        if real is None:
+            return original(self, *args, **kwargs)
+        result = original(real, *args, **kwargs)
+        if not reads:
+            self.owner.touched(self)
+        return self if result is real else result
 
     method.__name__ = name
     method.__qualname__ = f"Tensor.{name}"
@@ -134,7 +142,9 @@ def _property(name: str) -> property:
 
     def write(self: StandIn, value: Any) -> None:
         real = self.owner.materialize(self, f"{name} =")
-        original.__set__(self if real is None else real, value)
+        original.__set__(self if real is None else real, self.owner.real(value))
+        if real is not None:
+            self.owner.touched(self)
 
     return property(original.__get__, write)
 
