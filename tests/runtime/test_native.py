@@ -19,17 +19,21 @@ def run(body, *args, opt=1, params="a, b"):
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(args))(library.address["f"])(*args)
 
 
+BRANCHES = "if a > b and not a == 7:\n    return 1\nelif a == 7 or b < 0:\n    return 2\nreturn 3"
+SUM = "s = 0\nfor i in range(0, a):\n    if i == 3:\n        continue\n    if i == b:\n        break\n    s += i\nreturn s"
+NESTED = "s = 0\nfor i in range(0, a):\n    for j in range(i, b):\n        s += i * j\nreturn s"
+REFUSED = ["return c", "K = 1", "return a % b", "import os", "return nothing(a)", "return 1\nreturn 2", "if a:\n    x = 1\nreturn x", "a.b = 1"]
 CASES = [
     ("return a + b * 2 - K", (5, 6), 10),
     ("return (a // b) + (a >> 1) + (a << 2) + (a & b) + (a | b) + (a ^ b)", (20, 6), 3 + 10 + 80 + 4 + 22 + 18),
     ("return -a", (5, 0), -5),
-    ("if a > b and not a == 7:\n    return 1\nelif a == 7 or b < 0:\n    return 2\nreturn 3", (7, 0), 2),
-    ("if a > b and not a == 7:\n    return 1\nelif a == 7 or b < 0:\n    return 2\nreturn 3", (6, 0), 1),
-    ("if a > b and not a == 7:\n    return 1\nelif a == 7 or b < 0:\n    return 2\nreturn 3", (0, 0), 3),
+    (BRANCHES, (7, 0), 2),
+    (BRANCHES, (6, 0), 1),
+    (BRANCHES, (0, 0), 3),
     ("return (a < b) + (a == 1 and b == 2) * 10 + (not a) * 100", (1, 2), 11),
-    ("s = 0\nfor i in range(0, a):\n    if i == 3:\n        continue\n    if i == b:\n        break\n    s += i\nreturn s", (10, 6), 0 + 1 + 2 + 4 + 5),
+    (SUM, (10, 6), 0 + 1 + 2 + 4 + 5),
     ("s = 0\nwhile a > 0:\n    s += a\n    a -= 1\n    t = s\n    if t > 20:\n        s = t - 1\nreturn s", (5, 0), 15),
-    ("s = 0\nfor i in range(0, a):\n    for j in range(i, b):\n        s += i * j\nreturn s", (3, 4), sum(i * j for i in range(3) for j in range(i, 4))),
+    (NESTED, (3, 4), sum(i * j for i in range(3) for j in range(i, 4))),
     ("m = stack(64)\ni64[m] = a\ni32[m + 8] = b\nu8[m + 12] = b\nreturn i64[m] + i32[m + 8] + u8[m + 12]", (1, -2), 1 - 2 + 254),
     ("m = stack(8)\ni64[m] = 5\no = add(m, a)\np = swap(m, b)\nreturn o * 100 + p * 10 + i64[m]", (1, 2), 562),
     ("return leading_zeros(a)", (1, 0), 63),
@@ -47,9 +51,9 @@ def test_meaning(body, args, expected, opt):
     assert run(body, *args, opt=opt) == expected
 
 
-@pytest.mark.parametrize("body", ["return c", "K = 1", "return a % b", "import os", "return nothing(a)", "return 1\nreturn 2", "if a:\n    x = 1\nreturn x", "a.b = 1"])
+@pytest.mark.parametrize("body", REFUSED)
 def test_refusals_name_function_and_line(body):
-    with pytest.raises(SyntaxError, match="f, line [0-9]+"):
+    with pytest.raises(SyntaxError, match=r"f, line [0-9]+"):
         run(body, 1, 2)
 
 
