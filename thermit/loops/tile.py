@@ -24,6 +24,7 @@ from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
 SCALAR_REGISTER_BITS = 64
 UNROLL_EXTENT = 8  # serial loops of at most so many iterations are written out
 UNROLL_NODES = 160
+HEAVY = 18.0  # instructions of a body that hide latency by themselves: one register a value, no second accumulator (exp: same speed, 1/4 of the code)
 REGISTERS = 2  # a value of the widest type takes so many: enough to hide the latency of dependent operations
 PARALLEL_EXTENT = 32  # a parallel loop of fewer iterations is made longer from what is inside
 CHUNK_ELEMS = 4096  # of an inner vector loop, when it is shared between iterations of the parallel loop
@@ -174,7 +175,7 @@ class Weigher:
                 counts[s.value.dtype.bits] = counts.get(s.value.dtype.bits, 0) + 1
         bits = max(counts, key=lambda k: (counts[k], k), default=32)
         bits = max(bits, max(counts, default=8) // 2)
-        width = (REGISTERS if sum(counts.values()) < 96 else 1) * self.vector_bits // bits
+        width = (REGISTERS if _node_count(work) < HEAVY else 1) * self.vector_bits // bits
         while width > 2 and width // 2 >= work.extent:
             width //= 2
         return max(width, 2)
@@ -225,7 +226,7 @@ def _lanes(work: Work) -> int:
     lanes = 4
     while lanes > 1 and work.extent < 2 * lanes * work.width:
         lanes //= 2
-    return lanes if _node_count(work) <= 48 and not work.children else 1
+    return lanes if _node_count(work) < HEAVY and not work.children else 1
 
 
 def _modes(work: Work, in_vector: bool) -> For:
