@@ -502,11 +502,11 @@ def test_a_kernel_that_stops_calls_the_function():
     assert calls == [((x,), {})] and x.eq(-1).all() and x._version == version
 
 
-def call_program(op, args, returns=(Return("output", 0),)):
+def call_program(op, args):
     one = torch.empty(10)
     buffers = (buffer("input", 0, one), buffer("temp", 0, one), buffer("result", 0, one), buffer("output", 0, one))
     steps = (RunKernel("add1", (0, 1), 10, 8, 10.0), RunCall(op, args, (), (1,), (2,)), RunKernel("add1", (2, 3), 10, 8, 10.0))
-    return Program(Plan(buffers, steps, (3,), returns, 64, 64), ADDRESSES)
+    return Program(Plan(buffers, steps, (3,), (Return("output", 0),), 64, 64), ADDRESSES)
 
 
 def test_calls_between_kernels():
@@ -580,7 +580,8 @@ def test_references_are_balanced():
 
 def test_a_million_calls_do_not_grow():
     x, y = vectors(2)
-    stopping = make([x], program=Program(Plan((buffer("input", 0, x),), (RunKernel("stop", (0,), 10, 8, 10.0, True),), (), (), 0, 0), ADDRESSES), form="none")
+    stop = Plan((buffer("input", 0, x),), (RunKernel("stop", (0,), 10, 8, 10.0, True),), (), (), 0, 0)
+    stopping = make([x], program=Program(stop, ADDRESSES), form="none")
     entries = [(make([x, y]), (x, y)), (make([x, y], form="list"), (x, y)), (make([x, y]), (x, 3)), (stopping, (torch.full((10,), -1.0),))]
 
     def turn(count):

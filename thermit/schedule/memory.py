@@ -3,7 +3,7 @@
     (graph, schedule, launches)  ->  Plan: buffers, steps, outputs
 
 Temps share one arena: each gets the first gap (64-byte aligned) that is free from the step that writes it to the last step that reads it.
-An input that is updated is written directly only where that cannot be seen: by a map kernel that reads the old value at the very
+An input that is updated is written directly only where that cannot be seen: by a kernel that reads the old value at the very
 element it writes, after every other reader, and when nothing that still has to run can stop the program.  Otherwise the new value
 goes to a temp of the same strides and is copied at the end.
 
@@ -71,33 +71,31 @@ def _direct_updates(graph: Graph, steps: list[Kernel | CallStep], can_stop: list
         for k, stored in enumerate(step.stores):
             if stored.target != "update":
                 continue
-            old = graph.inputs[stored.index]
+            old, strides = graph.inputs[stored.index], graph.strides[stored.index]
             later = any(load.node is old for after in steps[number + 1 :] for load in _loads(after))
-            if not later and stored.strides == graph.strides[stored.index] and _same_element(step, k, old):
+            moved = any(load.node is old and load.strides != strides for load in step.loads)
+            if not later and not moved and stored.strides == strides and _same_element(step, old):
                 direct.add((number, k))
     return direct
 
 
-def _same_element(kernel: Kernel, store: int, old: Node) -> bool:
-    """Whether the kernel reads `old` only for this store, and there only at the element that it writes."""
-    for k, stored in enumerate(kernel.stores):
-        if k != store and old in toposort([stored.node]):
-            return False
+def _same_element(kernel: Kernel, old: Node) -> bool:
+    """Whether every store of the kernel that depends on `old` reads it only at the element that it writes.
+
+    Then writing in place cannot be seen: stores of one body act at once, and lowering puts those of inputs last (loops/nest.py, loops/pull.py).
+    """
     seen: set[Node] = set()
-    pending = [kernel.stores[store].node]
-    leaves = {load.node for load in kernel.loads}
+    pending = [s.node for s in kernel.stores]
     while pending:
         node = pending.pop()
-        if node in seen:
+        if node in seen or node is old:
             continue
         seen.add(node)
-        if node is old or (node in leaves and node is not kernel.stores[store].node):
-            continue
-        if node.prim.kind == "map":
+        if node.prim.kind == "map" and node not in kernel.rows:
             pending += node.args
         elif old in toposort([node]):
             return False
-    return not (kernel.rows and old in seen)
+    return True
 
 
 # ---------------------------------------------------------------------------------------------- buffers
