@@ -30,9 +30,10 @@ from typing import Any
 
 import torch
 
+from thermit import config
 from thermit.capture.bytecode import NAMESPACES, Names, function_of, names_of
 from thermit.capture.known import CONTAINERS, is_quiet
-from thermit.capture.origin import LIBRARY, STANDARD, USER, class_origin, code_origin, is_library_module
+from thermit.capture.origin import LIBRARY, MODULES, STANDARD, USER, class_origin, code_origin, is_library_module
 from thermit.capture.reach import Reach, in_class
 from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, ambient, argument_roots, holds
 from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze
@@ -70,6 +71,7 @@ class Watcher:
         self.function, self.call, self._on_refuse = function, call, on_refuse
         self.refused: str | None = None
         self.where = ""
+        self._told = False
         self.objects = Reach(call)
         self.find, self.place = self.objects.find, self.objects.place
         self._fresh: dict[int, Any] = {}
@@ -109,37 +111,43 @@ class Watcher:
     def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
         if self._chained is not None:
             self._chained(frame, event, arg)
+        try:
+            self._event(frame, event, arg)
+        except NotStatic as why:
+            self._refuse(f"reads {why}", frame)
+        except Exception as fault:  # objects of the user's may do anything when they are looked at
+            if config.current.raise_faults:
+                raise
+            self._refuse(f"what it reads cannot be told ({type(fault).__name__}: {fault})", frame)
+        if self.refused is not None and not self._told:
+            self._told = True
+            if self._on_refuse is not None:
+                self._on_refuse(self.refused, self.where)
+
+    def _event(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "c_call":
             self._native_call(frame, arg)
-            return
-        if event == "call":
+        elif event == "call":
             origin = code_origin(frame.f_code)
-            if origin is LIBRARY:
-                if frame.f_code in _READING_CODES:
-                    self._refuse("reads the values of a tensor", frame)
-                return
-            try:
-                if origin is STANDARD:
-                    self._standard(frame)
-                else:
-                    self._enter(frame, origin)
-            except NotStatic as why:
-                self._refuse(f"reads {why}", frame)
+            if origin >= MODULES:
+                self._enter(frame, origin)
+            elif origin == STANDARD:
+                self._standard(frame)
+            elif frame.f_code in _READING_CODES:
+                self._refuse("reads the values of a tensor", frame)
         elif event == "return" and frame in self._frames:
             del self._frames[frame]
             if arg is not None and not is_quiet(arg):
                 self._returned(frame, arg)
 
-    def _refuse(self, reason: str, frame: FrameType | None, line: int | None = None) -> None:
+    def _refuse(self, reason: str, frame: FrameType | None) -> None:
         if self.refused is not None:
             return
         self.refused = reason
         while frame is not None and code_origin(frame.f_code) is not USER:
             frame = frame.f_back
         if frame is not None:
-            self.where = f"{frame.f_code.co_filename}:{line or frame.f_lineno}"
-        if self._on_refuse is not None:
-            self._on_refuse(reason, self.where)
+            self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
     def _image(self) -> Any:
         leaves = Leaves()
@@ -310,10 +318,7 @@ class Watcher:
                 break
             caller = caller.f_back
         if known and caller is not None and caller in self._frames:
-            try:
-                self.objects.follow(self._frames[caller], known)
-            except NotStatic as why:
-                self._refuse(f"reads {why}", caller)
+            self.objects.follow(self._frames[caller], known)
 
     def _standard(self, frame: FrameType) -> None:
         """Code of the standard library: sees whatever it is given, and some of it has effects."""
