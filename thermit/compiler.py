@@ -113,7 +113,7 @@ def compile_graph(graph: Graph, config: Config, stages: Stages | None = None, ta
     launches = {name: replace(code.launch, symbol=name) for name, code in codes.items()}
     buffers = stages.run("plan", plan, graph, schedule, launches)
     addresses = {name: code.module.address(code.symbol) for name, code in codes.items()}
-    program = stages.run("link", Program, buffers, addresses)
+    program = stages.run("link", Program, buffers, addresses, tuple(code.module for code in codes.values()))
     return Compilation(graph, schedule, loops, codes, buffers, program, stages)
 
 

@@ -49,10 +49,11 @@ class _Arena:
 
 
 class Program:
-    """`addresses` gives the native function of every kernel that the plan runs."""
+    """`addresses` gives the native function of every kernel that the plan runs; `code` is what must stay alive for them."""
 
-    def __init__(self, plan: Plan, addresses: Mapping[str, int]) -> None:
+    def __init__(self, plan: Plan, addresses: Mapping[str, int], code: Sequence[object] = ()) -> None:
         self.plan = plan
+        self.code = code
         self._addresses = addresses
         self._start = _starter(runtime(), {s.kernel: addresses[s.kernel] for s in plan.steps if isinstance(s, RunKernel)})
         self._seen = frozenset(b for s in plan.steps if isinstance(s, RunCall) for b in s.buffers) | frozenset(
