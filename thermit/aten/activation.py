@@ -31,11 +31,6 @@ def relu(self: Node) -> Lowered:
     return NotImplemented if self.dtype is BOOL else clamp(self, 0)
 
 
-@lower(aten.relu6.default)
-def relu6(self: Node) -> Lowered:
-    return hardtanh(self, 0, 6)
-
-
 @lower(aten.hardtanh.default)
 def hardtanh(self: Node, min_val: Number = -1, max_val: Number = 1) -> Lowered:
     if self.dtype is BOOL or not (self.dtype.is_float or (isinstance(min_val, int) and isinstance(max_val, int))):
@@ -191,11 +186,6 @@ def celu(self: Node, alpha: Number = 1.0) -> Lowered:
     return NotImplemented if alpha == 0 else elu(self, alpha, 1, 1.0 / alpha)
 
 
-@lower(aten.selu.default, floats=True)
-def selu(self: Node) -> Node:
-    return elu(self, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
-
-
 @lower(aten.silu.default, floats=True)
 def silu(self: Node) -> Node:
     """x / (1 + exp(-x))."""
@@ -343,7 +333,7 @@ def logit_backward(grad_output: Node, self: Node, eps: float | None = None) -> N
     grad, x = operands(grad_output, self)
     one, half = b.like(1, x), self.dtype
     limit = each_rounded(b.like(eps or 0, x), half)
-    inside = b.and_(b.ge(x, limit), b.le(x, each_rounded(b.sub(one, limit), half)))
-    outside = b.like(math.nan if eps is None else 0.0, x)
+    outside = b.or_(b.lt(x, limit), b.gt(x, each_rounded(b.sub(one, limit), half)))
+    there = b.like(math.nan if eps is None else 0.0, x)
     slope = each_rounded(b.mul(x, each_rounded(b.sub(one, x), half)), half)
-    return rounded(b.where(inside, b.div(grad, slope), outside), half)
+    return rounded(b.where(outside, there, b.div(grad, slope)), half)

@@ -96,7 +96,7 @@ def _integral(build: Callable[[Node], Node]) -> Callable[[Node], Node]:
 
 lower(aten.floor.default)(_integral(b.floor))
 lower(aten.ceil.default)(_integral(b.ceil))
-lower(aten.trunc.default, aten.fix.default)(_integral(b.trunc))
+lower(aten.trunc.default)(_integral(b.trunc))
 lower(aten.round.default)(_integral(b.round_))
 
 
@@ -136,14 +136,9 @@ def abs_(self: Node) -> Node:
     return rounded(b.abs_(x), self.dtype)
 
 
-@lower(aten.positive.default, aten.real.default, aten.conj_physical.default, aten._conj_physical.default)
-def identity(self: Node) -> Node:
+@lower(aten._conj_physical.default)
+def conj_physical(self: Node) -> Node:
     return self
-
-
-@lower(aten.square.default)
-def square(self: Node) -> Node:
-    return pow_tensor_scalar(self, 2)
 
 
 @lower(aten.sign.default, aten.sgn.default)
@@ -185,19 +180,6 @@ lower(aten.isposinf.default)(_infinite((math.inf,)))
 lower(aten.isneginf.default)(_infinite((-math.inf,)))
 
 
-@lower(aten.isfinite.default)
-def isfinite(self: Node) -> Node:
-    if not self.dtype.is_float:
-        return b.const(True, BOOL, self.shape)
-    (x,) = operands(self)
-    return b.lt(b.abs_(x), math.inf)
-
-
-@lower(aten.isreal.default)
-def isreal(self: Node) -> Node:
-    return b.const(True, BOOL, self.shape)
-
-
 @lower(aten.nan_to_num.default)
 def nan_to_num(self: Node, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Node:
     if not self.dtype.is_float:
@@ -227,10 +209,6 @@ def logit(self: Node, eps: float | None = None) -> Node:
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic
-def _logical(x: Node, y: Node, build: Callable[[Node, Node], Node]) -> Node:
-    return build(x, y)
-
-
 @lower(aten.add.Tensor, aten.add.Scalar)
 def add(self: Operand, other: Operand, alpha: Number = 1) -> Node:
     """self + alpha * other; the product is fused into the sum, as in eager's kernel."""
@@ -288,7 +266,7 @@ def _div_trunc(self: Operand, other: Operand) -> Lowered:
     if dtype is BOOL:
         return NotImplemented
     if not dtype.is_float:
-        return _checked_divisor(b.div, x, y)
+        return _integer_quotient(x, y)
     quotient = b.div(x, y)
     return rounded(b.trunc(quotient if _has_one_element(other) else each_rounded(quotient, dtype)), dtype)
 
@@ -297,9 +275,23 @@ def _has_one_element(x: Operand) -> bool:
     return not isinstance(x, Node) or x.type.numel == 1
 
 
-def _checked_divisor(build: Callable[[Node, Node], Node], x: Node, y: Node) -> Node:
-    """An integer quotient or remainder.  Zero divisors stop the program: eager then raises; -1 takes a path that cannot overflow."""
-    return build(x, b.check(y, b.ne(y, 0)))
+def _integer_quotient(x: Node, y: Node) -> Node:
+    """Truncated.  A zero divisor stops the program: eager then raises.  -1 negates, since the division of the least number by it traps."""
+    if b.is_const(y):
+        return NotImplemented if y.attrs.value == 0 else b.neg(x) if y.attrs.value == -1 else b.div(x, y)
+    y = b.check(y, b.ne(y, 0))
+    if x.dtype.kind == "uint":
+        return b.div(x, y)
+    minus = b.eq(y, -1)
+    return b.where(minus, b.neg(x), b.div(x, b.where(minus, b.like(1, y), y)))
+
+
+def _integer_remainder(x: Node, y: Node) -> Node:
+    """With the sign of x; as above, and 0 for the divisor -1."""
+    if b.is_const(y):
+        return NotImplemented if y.attrs.value == 0 else b.like(0, x) if y.attrs.value == -1 else b.rem(x, y)
+    y = b.check(y, b.ne(y, 0))
+    return b.rem(x, y if x.dtype.kind == "uint" else b.where(b.eq(y, -1), b.like(1, y), y))
 
 
 @lower(aten.floor_divide.default, aten.floor_divide.Scalar)
@@ -312,9 +304,8 @@ def floor_divide(self: Operand, other: Operand) -> Lowered:
     if dtype.is_float:
         step = (lambda n: n) if _has_one_element(other) else (lambda n: each_rounded(n, dtype))
         return rounded(_floor_quotient(x, y, step), dtype)
-    y = b.check(y, b.ne(y, 0))
-    quotient = b.div(x, y)
-    if dtype.kind == "uint":
+    quotient = _integer_quotient(x, y)
+    if dtype.kind == "uint" or quotient is NotImplemented:
         return quotient
     inexact = b.and_(b.ne(b.mul(quotient, y), x), b.xor(b.lt(x, 0), b.lt(y, 0)))
     return b.where(inexact, b.sub(quotient, 1), quotient)
@@ -343,7 +334,7 @@ def fmod(self: Operand, other: Operand) -> Lowered:
     if dtype is BOOL:
         return NotImplemented
     x, y = operands(self, other)
-    return rounded(fmod_of(x, y), dtype) if dtype.is_float else _checked_divisor(b.rem, x, y)
+    return rounded(fmod_of(x, y), dtype) if dtype.is_float else _integer_remainder(x, y)
 
 
 @lower(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
@@ -353,8 +344,8 @@ def remainder(self: Operand, other: Operand) -> Lowered:
     if dtype is BOOL:
         return NotImplemented
     x, y = operands(self, other)
-    left = fmod_of(x, y) if dtype.is_float else _checked_divisor(b.rem, x, y)
-    if dtype.kind == "uint":
+    left = fmod_of(x, y) if dtype.is_float else _integer_remainder(x, y)
+    if dtype.kind == "uint" or left is NotImplemented:
         return left
     against = b.and_(b.ne(left, 0), b.xor(b.lt(y, 0), b.lt(left, 0)))
     return rounded(b.where(against, b.add(left, y), left), dtype)
@@ -579,8 +570,6 @@ def _bitwise(build: Callable[[Node, Node], Node]) -> Callable[[Operand, Operand]
 
 for _name, _build in (("bitwise_and", b.and_), ("bitwise_or", b.or_), ("bitwise_xor", b.xor)):
     lower(*(getattr(getattr(aten, _name), o) for o in ("Tensor", "Scalar", "Scalar_Tensor")))(_bitwise(_build))
-for _name, _build in (("__and__", b.and_), ("__or__", b.or_), ("__xor__", b.xor)):
-    lower(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(_bitwise(_build))
 
 
 def _shift(left: bool) -> Callable[[Operand, Operand], Lowered]:
@@ -606,7 +595,7 @@ lower(aten.__rshift__.Tensor, aten.__rshift__.Scalar)(_shift(False))
 
 
 # ---------------------------------------------------------------------------------------------- selection
-@lower(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+@lower(aten.where.self)
 def where(condition: Node, self: Operand, other: Operand) -> Node:
     """Moves values, never computes: half types stay as they are."""
     dtype = result_type(self, other)

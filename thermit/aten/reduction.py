@@ -320,11 +320,6 @@ def std_mean(self: Node, dim: Axes = None, *, correction: Number | None = None, 
     return _variance(self, dim, correction, keepdim, root=True, with_mean=True)
 
 
-@lower(aten.var.default, aten.var.dim)
-def var_unbiased(self: Node, dim: Axes = None, unbiased: bool = True, keepdim: bool = False) -> Lowered:
-    return var(self, dim, correction=int(unbiased), keepdim=keepdim)
-
-
 # ---------------------------------------------------------------------------------------------- norms, log-sum-exp
 @lower(aten.linalg_vector_norm.default)
 def vector_norm(self: Node, ord: Number = 2, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Lowered:

@@ -104,8 +104,8 @@ def _scatter(node: Node, args: Sequence[Array]) -> Array:
 
 def _fma(x: Array, y: Array, z: Array) -> Array:
     """x * y + z rounded once (float64: the exact product as two numbers, summed in long double, so twice at worst)."""
-    if x.dtype != np.float64:
-        return (x.astype(np.float64) * y + z).astype(x.dtype) if x.dtype == np.float32 else x * y + z
+    if x.dtype == np.float32:
+        return _sum_to_odd(x.astype(np.float64) * y, z.astype(np.float64)).astype(np.float32)
     product = x * y
     split_x, split_y = (np.float64(134217729.0) * a for a in (x, y))  # 2^27 + 1: halves of 26 bits
     high_x, high_y = split_x - (split_x - x), split_y - (split_y - y)
@@ -113,6 +113,16 @@ def _fma(x: Array, y: Array, z: Array) -> Array:
     error = low_x * low_y - (((product - high_x * high_y) - low_x * high_y) - high_x * low_y)
     error = np.where(np.isfinite(error), error, 0.0)
     return (product.astype(np.longdouble) + z + error).astype(np.float64)
+
+
+def _sum_to_odd(x: Array, y: Array) -> Array:
+    """x + y in float64, rounded to the neighbour with an odd last bit: a second rounding to float32 is then as if it were the only one."""
+    total = np.ascontiguousarray(x + y)
+    rest = total - x
+    error = (x - (total - rest)) + (y - rest)
+    bits = total.view(np.int64)
+    inexact = np.isfinite(error) & (error != 0) & (bits & 1 == 0)
+    return np.where(inexact, bits + np.where((error > 0) == (total > 0), 1, -1), bits).view(np.float64)
 
 
 def evaluate(node: Node, args: Sequence[Array]) -> Array:
