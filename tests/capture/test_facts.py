@@ -19,6 +19,7 @@ import threading
 import time
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -880,6 +881,13 @@ def enum_member() -> Fault:
     o = Plain()
     o.inner = Mode.A
     return lambda x: x if o.inner is Mode.A else x + 1, (vector(),), lambda: setattr(o, "inner", Mode.B)
+
+
+@fault
+def object_behind_a_weak_reference() -> Fault:
+    o = Plain()
+    reference = weakref.ref(o)
+    return lambda x: x * reference().t, (vector(),), lambda: setattr(o, "t", 1.0)  # type: ignore[union-attr]
 
 
 @fault
@@ -1832,9 +1840,14 @@ def test_modules_are_not_refused(name: str) -> None:
     facts = run(module, x)
     assert facts.refused is None, f"{facts.refused} at {facts.where}"
     assert holds(facts.guards, Call((x,), {})) is None
-    for guards in (facts.guards, run(lambda x: module(x), x).guards):
-        reached = [g for g in guards if g.kind == "tensor"]
-        assert len(reached) >= len(list(module.parameters())), "parameters are found by place"
+    for function in (module, lambda x: module(x)):
+        watcher = watch(function, Call((x,), {}))
+        with watcher:
+            function(x)
+            for parameter in module.parameters():
+                source = watcher.find(parameter)
+                assert source is not None and source.read(Call((x,), {})) is parameter
+        assert watcher.facts().refused is None
 
 
 def test_find_and_place() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import sys
+import weakref
 from collections.abc import Sequence
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -68,6 +69,12 @@ class Reach(Known):
             return [f for f in (value.fget, value.fset, value.fdel) if f is not None]
         if kind in (staticmethod, classmethod):
             return [value.__func__]
+        if kind is weakref.ref:
+            target = value()
+            if target is None:
+                return []  # and so it stays
+            self.guard(Held(target, "a weak reference"), "is", target)  # holds it, so that it stays too
+            return [target]
         if kind is ModuleType:
             return [] if is_library_module(value) else self._attributes(value, vars(value), attributes, names)
         if kind is contextvars.ContextVar:

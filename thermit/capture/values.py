@@ -345,7 +345,7 @@ def _classify(kind: type) -> Freeze:
 _IDENTITIES = frozenset(
     (
         type(threading.Lock()), type(threading.RLock()), ContextVar, property, staticmethod, classmethod, CodeType, CellType, threading.local,
-        torch.finfo, torch.iinfo, SimpleNamespace, np.dtype, np.ufunc, functools._lru_cache_wrapper,
+        weakref.ref, torch.finfo, torch.iinfo, SimpleNamespace, np.dtype, np.ufunc, functools._lru_cache_wrapper,
         MemberDescriptorType, GetSetDescriptorType, MappingProxyType,
     )
 )  # fmt: skip
