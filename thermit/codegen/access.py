@@ -49,6 +49,7 @@ def scalar_load(w: FunctionWriter, memory: Memory, offset: str, guard: str | Non
 def scalar_store(w: FunctionWriter, memory: Memory, offset: str, raw: str, guard: str | None) -> None:
     where = w.op(f"getelementptr {memory_type(memory.dtype)}, ptr %m.{memory.name}, i64 {offset}") if guard else address(w, memory, offset)
     if guard is not None:
+        w.uses_sink = True
         where = w.op(f"select i1 {guard}, ptr {where}, ptr %sink")
     w.line(f"  store {memory_type(memory.dtype)} {raw}, ptr {where}, align {memory.dtype.itemsize}")
 
@@ -124,6 +125,7 @@ def _lane_addresses(w: FunctionWriter, memory: Memory, offset: str, step: int | 
 def _store_lane(w: FunctionWriter, kind: str, width: int, align: int, k: int, at: str, mask: str | None, raw: str) -> None:
     if mask is not None:
         lane = w.op(f"extractelement {vector('i1', width)} {mask}, i32 {k}")
+        w.uses_sink = True
         at = w.op(f"select i1 {lane}, ptr {at}, ptr %sink")
     one = w.op(f"extractelement {vector(kind, width)} {raw}, i32 {k}")
     w.line(f"  store {kind} {one}, ptr {at}, align {align}")

@@ -50,6 +50,7 @@ class FunctionWriter:
         self.at = self.scopes[0].lines
         self.depth = 0
         self.values: dict[object, Value] = {}
+        self.uses_sink = False
         self._count = 0
 
     def op(self, text: str) -> str:
