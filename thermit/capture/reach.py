@@ -21,6 +21,7 @@ from thermit.capture.bytecode import Names
 from thermit.capture.known import CONTAINERS, Known, is_quiet
 from thermit.capture.origin import LIBRARY, STANDARD, USER, class_origin, is_library_module
 from thermit.capture.signature import Attr, Call, Class, Global, Guard, Held, Item, Source, Variable
+from thermit.capture.values import NotStatic
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # backward hooks do nothing to tensors that do not require grad
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
@@ -69,12 +70,8 @@ class Reach(Known):
             return [f for f in (value.fget, value.fset, value.fdel) if f is not None]
         if kind in (staticmethod, classmethod):
             return [value.__func__]
-        if kind is weakref.ref:
-            target = value()
-            if target is None:
-                return []  # and so it stays
-            self.guard(Held(target, "a weak reference"), "is", target)  # holds it, so that it stays too
-            return [target]
+        if kind is weakref.ref and self._watched:
+            raise NotStatic("a weak reference, which may lose its object")  # holding it would change what the user sees
         if kind is ModuleType:
             return [] if is_library_module(value) else self._attributes(value, vars(value), attributes, names)
         if kind is contextvars.ContextVar:
