@@ -36,6 +36,7 @@ class Layout:
     rows: int
     strip: int = 0  # the innermost row group is cut into strips of so many (see strips.py)
     in_order: bool = False  # the outermost group is scanned: it is no parallel loop
+    apart: int | None = None  # an axis that is no loop: every place on it has a store of its own
     reductions: dict[Node, Groups] = field(default_factory=dict)
     first: list[tuple[Node, tuple[AxisForm, ...]]] = field(default_factory=list)  # what rows reduce, innermost reductions first
 

@@ -8,19 +8,21 @@ reductions depend on it, in which linear forms it occurs); then axes are ordered
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import Shape, TensorType
-from thermit.loops.index import ZERO
+from thermit.loops.index import ZERO, number
 from thermit.loops.layout import Layout, Seen, choose
 from thermit.loops.nest import LoopProgram, Store
 from thermit.loops.pull import Index, Pull, both, product
 from thermit.loops.strips import StripPull
 from thermit.schedule.kernel import Kernel, Stored, match
 
+APART_PLACES = 64  # a longer stack stays a loop
+APART_GROWTH = 4  # times the values of the loop that a stack written out may have: what stands above it is written out too
 SCATTER: dict[str, p.Prim] = {"add": p.ADD, "mul": p.MUL, "min": p.MIN, "max": p.MAX}
 
 
@@ -39,18 +41,14 @@ def _main(kernel: Kernel) -> Stored:
 
 def _layout(kernel: Kernel) -> Layout:
     """Pulls every store with one variable an axis and chooses the loops from what was seen."""
-    probe, main = Pull(kernel, None), _main(kernel)
-    probe.declare()
-    scope = probe.open(build.index("p"), 1, 1)
-    probe.active = [scope]
-    shape = main.node.shape
-    variables = tuple(None if n == 1 else probe.open(build.index(f"d{a}"), n, 1).variable for a, n in enumerate(shape))
-    for k, s in sorted(enumerate(kernel.stores), key=lambda item: -item[1].node.type.numel):
-        reduced = {v for _, index, _ in probe.reached for v in index}
-        free = [a for a, v in enumerate(variables) if v is not None and (s.node.type.numel == main.node.type.numel or v in reduced)]
-        probe.store(k, s, _placed(s.node.shape, shape, free, variables), scope)
+    probe, variables = _probe(kernel, None)
+    apart = _stacked_axis(kernel, probe, variables)
+    if apart is not None:
+        probe, variables = _probe(kernel, apart)
+    main = _main(kernel)
     reductions = [(node, frozenset(atom for i in index for atom in _variables(i)), own) for node, index, own in probe.reached]
-    layout = choose(Seen(shape, main.strides, variables, probe.uses, probe.loads, reductions, probe.scans), probe.indices)
+    layout = choose(Seen(main.node.shape, main.strides, variables, probe.uses, probe.loads, reductions, probe.scans), probe.indices)
+    layout.apart = apart
     axes = {v: a for a, v in enumerate(variables) if v is not None}
     rows = {a for group in layout.order[: layout.rows] for a in group}
     for node, index in sorted(probe.unguarded, key=lambda item: probe.ranks[item[0]]):
@@ -58,6 +56,48 @@ def _layout(kernel: Kernel) -> Layout:
         if all(atom in axes and axes[atom] in rows for _, terms in forms for atom in terms):
             layout.first.append((node, tuple((const, tuple((axes[atom], k) for atom, k in terms.items())) for const, terms in forms)))
     return layout
+
+
+def _probe(kernel: Kernel, apart: int | None) -> tuple[Pull, tuple[Node | None, ...]]:
+    """A pull with one variable for every axis of the domain (but `apart`), and these variables."""
+    probe, main = Pull(kernel, None), _main(kernel)
+    probe.declare()
+    scope = probe.open(build.index("p"), 1, 1)
+    probe.active = [scope]
+    shape = main.node.shape
+    variables = tuple(None if n == 1 or a == apart else probe.open(build.index(f"d{a}"), n, 1).variable for a, n in enumerate(shape))
+    for k, s in sorted(enumerate(kernel.stores), key=lambda item: -item[1].node.type.numel):
+        reduced = {v for _, index, _ in probe.reached for v in index}
+        whole = s.node.type.numel == main.node.type.numel
+        free = [a for a, v in enumerate(variables) if a == apart or (v is not None and (whole or v in reduced))]
+        for named in _named(variables, shape, apart):
+            probe.store(k, s, _placed(s.node.shape, shape, free, named), scope)
+    return probe, variables
+
+
+def _named(variables: Sequence[Node | None], shape: Shape, apart: int | None) -> Iterator[Sequence[Node | None]]:
+    """The variables, or once for each place on the axis `apart` with that place as a number."""
+    if apart is None:
+        yield variables
+        return
+    for place in range(shape[apart]):
+        yield [number(place) if a == apart else v for a, v in enumerate(variables)]
+
+
+def _stacked_axis(kernel: Kernel, probe: Pull, variables: Sequence[Node | None]) -> int | None:
+    """The axis along which separate values are stacked: as a loop it would compute all of them at every place."""
+    numel = _main(kernel).node.type.numel
+    if probe.reached or probe.scans or kernel.rows or any(s.node.type.numel != numel for s in kernel.stores):
+        return None
+    axes = [a for a, v in enumerate(variables) if v in probe.stacked and _main(kernel).node.shape[a] <= APART_PLACES]
+    if not axes:
+        return None
+    written_out, _ = _probe(kernel, axes[0])
+    return axes[0] if _values(written_out) <= APART_GROWTH * _values(probe) else None
+
+
+def _values(probe: Pull) -> int:
+    return len(probe.active[0].memo)
 
 
 def _variables(expression: Node) -> list[Node]:
@@ -99,15 +139,18 @@ def _build(pull: Pull) -> LoopProgram:
         whole = s.node.type.numel == main.node.type.numel
         inner = tuple(extents[outer:]) if whole else ()
         loops = pull.loops(chain[-1], inner, pull.rank_of(s))
-        named = list(variables)
+        inside = list(variables)
         for group, scope in zip(layout.order[outer:], loops, strict=False):
-            named[group[-1]] = scope.variable
-        free = sorted(a for group in (layout.order if whole else layout.order[:outer]) for a in group)
-        index = _placed(s.node.shape, shape, free, named)
-        if isinstance(pull, StripPull):
-            loops = pull.loops_to_columns(chain[-1], inner, pull.rank_of(s))
-        pull.active = [*chain, *loops]
-        pull.store(k, s, index, pull.scope_at(index, None))
+            inside[group[-1]] = scope.variable
+        free = {a for group in (layout.order if whole else layout.order[:outer]) for a in group}
+        if layout.apart is not None:
+            free.add(layout.apart)
+        for named in _named(inside, shape, layout.apart):
+            index = _placed(s.node.shape, shape, sorted(free), named)
+            if isinstance(pull, StripPull):
+                loops = pull.loops_to_columns(chain[-1], inner, pull.rank_of(s))
+            pull.active = [*chain, *loops]
+            pull.store(k, s, index, pull.scope_at(index, None))
     top = chain[0]
     assert isinstance(top.extent, int)
     return LoopProgram(kernel.name, tuple(pull.memories), top.variable, top.extent, top.body())

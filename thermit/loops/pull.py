@@ -81,6 +81,7 @@ class Pull:
         self.reached: list[tuple[Node, Index, tuple[Node | None, ...]]] = []  # reductions: where they were pulled, the variables of their axes
         self.unguarded: list[tuple[Node, Index]] = []
         self.scans: set[Node] = set()
+        self.stacked: set[Node] = set()  # variables that pick one of several values put side by side
         self.rows: dict[tuple[Node, Index], tuple[str, Node, int]] = {}
         self.ranks = ranks_of([s.node for s in kernel.stores], {load.node for load in kernel.loads})
         self.counter = 0
@@ -248,6 +249,8 @@ class Pull:
     def concat(self, node: Node, index: Index, guard: Node | None) -> Node:
         axis = node.attrs.axis
         at = self.use(index[axis])
+        if at.prim is p.INDEX and all(part.shape[axis] == 1 for part in node.args):
+            self.stacked.add(at)
         low, high = self.indices.bounds(at)
         start, pieces = 0, []
         for part in node.args:

@@ -19,7 +19,9 @@ from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import BOOL, INT64
 from thermit.loops.index import Indices, number
-from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
+from thermit.loops.nest import Check, For, LoopProgram, Stmt, Store
+from thermit.loops.peel import peel
+from thermit.loops.rewrite import substitute
 
 SCALAR_REGISTER_BITS = 64
 UNROLL_EXTENT = 8  # serial loops of at most so many iterations are written out
@@ -229,11 +231,17 @@ def _lanes(work: Work) -> int:
     return lanes if _node_count(work) < HEAVY and not work.children else 1
 
 
-def _modes(work: Work, in_vector: bool) -> For:
+def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices) -> For:
     inner = in_vector or work.vector
     children = iter(work.children)
-    body = tuple(_modes(next(children), inner) if isinstance(s, For) else s for s in work.loop.body)
-    loop = replace(work.loop, body=body)
+    body: list[Stmt] = []
+    for s in work.loop.body:
+        if isinstance(s, For):
+            made = _modes(next(children), inner, {**outer, work.loop.index: work.extent}, indices)
+            body += peel(made, {**outer, work.loop.index: work.extent}, indices) if made.mode == "vector" else [made]
+        else:
+            body.append(s)
+    loop = replace(work.loop, body=tuple(body))
     if work.vector and not in_vector:
         lanes = _lanes(work)
         accs = tuple(replace(a, lanes=lanes) if a.combine is not None else a for a in loop.accs)
@@ -241,32 +249,6 @@ def _modes(work: Work, in_vector: bool) -> For:
     small = isinstance(loop.extent, int) and loop.extent <= UNROLL_EXTENT and loop.extent * _node_count(work) <= UNROLL_NODES
     vector_below = any(isinstance(s, For) and s.mode == "vector" for s in loop.body)
     return replace(loop, mode="unroll") if small and not vector_below and loop.extent != 1 else loop
-
-
-def substitute(body: tuple[Stmt, ...], new: dict[Node, Node]) -> tuple[Stmt, ...]:
-    """The statements with nodes replaced; `new` grows to hold every node that was seen."""
-
-    def expression(root: Node) -> Node:
-        for node in toposort([root]):
-            if node not in new:
-                args = tuple(new[a] for a in node.args)
-                new[node] = node if args == node.args else Node(node.prim, args, node.attrs, node.type)
-        return new[root]
-
-    def acc(a: Acc) -> Acc:
-        return replace(a, init=expression(a.init), value=expression(a.value), position=None if a.position is None else expression(a.position))
-
-    def statement(s: Stmt) -> Stmt:
-        match s:
-            case Store():
-                return Store(s.memory, expression(s.offset), expression(s.value), None if s.guard is None else expression(s.guard))
-            case Check():
-                return Check(expression(s.ok))
-        extent = s.extent if isinstance(s.extent, int) else expression(s.extent)
-        inner = tuple(statement(t) for t in s.body)
-        return replace(s, extent=extent, body=inner, accs=tuple(acc(a) for a in s.accs))
-
-    return tuple(statement(s) for s in body)
 
 
 def _lengthen(program: LoopProgram) -> LoopProgram:
@@ -301,7 +283,7 @@ def tile(program: LoopProgram, target: HasVectorBits) -> LoopProgram:
     """The program with vector, unrolled and parallel loops for the target."""
     weigher = Weigher(program, target.vector_bits)
     weigher.best(weigher.top)
-    top = _modes(weigher.top, False)
+    top = _modes(weigher.top, False, {}, weigher.indices)
     return _lengthen(replace(program, body=top.body, mode="vector" if top.mode == "vector" else "serial", width=top.width))
 
 
