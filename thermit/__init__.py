@@ -8,7 +8,7 @@ passes, schedule, loops, codegen (the stages) > runtime (machine code, native en
 """
 
 from thermit.api import TensorSpec, disable, jit, log_compiles
-from thermit.capture.recorder import ThermitWarning
+from thermit.capture.recording import ThermitWarning
 from thermit.config import configure
 from thermit.errors import (
     CompileError,

@@ -26,7 +26,8 @@ from torch.utils._pytree import tree_map
 from thermit import config
 from thermit.capture.facts import Watcher, watch
 from thermit.capture.known import argument_guards
-from thermit.capture.recorder import Recorder, Restart, ThermitWarning
+from thermit.capture.recorder import Recorder
+from thermit.capture.recording import Restart, ThermitWarning
 from thermit.capture.signature import Call, FlatCall, Guard, Held, Source, argument_tensors, flatten_call, holds
 from thermit.capture.signature import TensorSpec as InputSpec
 from thermit.capture.specs import input_specs
@@ -165,9 +166,10 @@ class JitFunction:
     __wrapped__: Callable[..., Any]
     _state: State
     _entry: native.Entry
+    __call__: Callable[..., Any]
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else functools.partial.__new__(_Bound, self, instance)
+        return self if instance is None else _Bound(self, instance)
 
     def __repr__(self) -> str:
         return f"<thermit.jit of {self.__wrapped__!r}>"
@@ -219,7 +221,8 @@ class JitFunction:
         state, function = self._state, self.__wrapped__
         why = self._why(key, failed)
         if state.on_miss == "error" and state.compiled:
-            raise UnexpectedCompileError(f"{_name(function)} met a call that no compiled variant fits: {why}", advice="Compile it beforehand, or use on_miss.")
+            what = f"{_name(function)} met a call that no compiled variant fits: {why}"
+            raise UnexpectedCompileError(what, advice="Make such a call beforehand, or use another on_miss.")
         if (state.on_miss == "eager" and state.compiled) or state.faulty:
             return function(*call.args, **call.kwargs)
         if state.compiled >= state.max_variants:
@@ -367,7 +370,7 @@ class JitFunction:
         return explain(_name(self.__wrapped__), None, "more variants than max_variants, or a fault", "", (), tuple(state.failed_guards))
 
 
-class _Bound(functools.partial):  # type: ignore[type-arg]
+class _Bound(functools.partial[Any]):
     """A jitted function bound to an object, as a method is."""
 
     @property
@@ -375,20 +378,25 @@ class _Bound(functools.partial):  # type: ignore[type-arg]
         return self.args[0]
 
     @property
-    def __func__(self) -> Any:
+    def __func__(self) -> JitFunction:
+        assert isinstance(self.func, JitFunction)
         return self.func
 
+    @property
+    def __wrapped__(self) -> Any:
+        return self.__func__.__wrapped__.__get__(self.args[0])
+
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        return self.func.trace(*self.args, *args, **kwargs)
+        return self.__func__.trace(*self.args, *args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        return self.func.lower(*self.args, *args, **kwargs)
+        return self.__func__.lower(*self.args, *args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
-        return self.func.compile(*self.args, *args, **kwargs)
+        return self.__func__.compile(*self.args, *args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        return self.func.explain(*self.args, *args, **kwargs)
+        return self.__func__.explain(*self.args, *args, **kwargs)
 
 
 def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bool) -> tuple[tuple[Guard, ...], Trace | Live]:
@@ -468,10 +476,10 @@ def _make(fn: Callable[..., Any], state: State) -> JitFunction:
     namespace: dict[str, Any] = {"__doc__": getattr(fn, "__doc__", None), "__module__": __name__}
     kind = type("JitFunction", (JitFunction,), namespace)
     self: JitFunction = object.__new__(kind)
-    functools.update_wrapper(self, fn)  # type: ignore[arg-type]
+    functools.update_wrapper(self, fn)
     self._state = state
     self._entry = native.Entry(self._slow)
-    kind.__call__ = self._entry.callable  # type: ignore[attr-defined]
+    kind.__call__ = self._entry.callable  # type: ignore[method-assign]
     return self
 
 

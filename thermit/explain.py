@@ -54,7 +54,13 @@ def _listed(title: str, lines: tuple[str, ...]) -> str:
 
 
 def explain(
-    name: str, compilation: Compilation | None, reason: str, line: str, guards: tuple[Guard, ...], recompiled: tuple[str, ...], calls: tuple[str, ...] = ()
+    name: str,
+    compilation: Compilation | None,
+    reason: str,
+    line: str,
+    guards: tuple[Guard, ...],
+    recompiled: tuple[str, ...],
+    calls: tuple[str, ...] = (),
 ) -> Explanation:
     """The record."""
     facts = tuple(map(str, guards))

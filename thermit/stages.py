@@ -99,7 +99,8 @@ class Compiled:
         for slot, tensor in zip(traced.trace.inputs, inputs, strict=True):
             same = isinstance(tensor, torch.Tensor) and tensor.shape == slot.tensor.shape and tensor.dtype == slot.tensor.dtype
             if not same or tensor.stride() != slot.tensor.stride():
-                raise TypeError(f"{traced.name}: {slot.source} must be {slot.tensor.dtype} {list(slot.tensor.shape)} strides {list(slot.tensor.stride())}")
+                expected = f"{slot.tensor.dtype} {list(slot.tensor.shape)} strides {list(slot.tensor.stride())}"
+                raise TypeError(f"{traced.name}: {slot.source} must be {expected}")
         try:
             results = self.lowered.compilation.program.run(inputs)
         except Stopped:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "thermit"
-FLOORS = ["errors", "config", "ir", "rewrite", "aten", "capture", "passes", "schedule", "loops", "codegen", "runtime", "compiler", "stages", "api"]
+FLOORS = ["errors", "config", "ir", "rewrite", "aten", "capture", "passes", "schedule", "loops", "codegen", "runtime", "compiler", "stages", "explain", "api"]
 # inside ir, a file may import the ones before it
 IR = ["types", "prims", "node", "build", "verify", "interp"]
 # a stage may read the data of the one before it, never its functions

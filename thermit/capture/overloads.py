@@ -78,7 +78,7 @@ def _treatment(op: OpOverload) -> tuple[Treatment, OpOverload | None, tuple[str,
     written = tuple(a.name for a in schema.arguments if _is_write(a))
     if op.namespace != "aten" and op.namespace != "prims":
         return "live", None, (), False
-    if op in _LIVE or any(tag in op.tags for tag in _LIVE_TAGS):
+    if op in _LIVE or (any(tag in op.tags for tag in _LIVE_TAGS) and op is not aten.index.Tensor):  # index: only by masks
         return "live", None, (), False
     if op in _ITSELF:
         return "itself", None, (), False

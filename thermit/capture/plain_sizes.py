@@ -1,8 +1,9 @@
 """Keeps PyTorch's Python metas from importing sympy and torch._dynamo: one to five seconds in the first call of a process.
 
 In:  a stretch of code that runs metas on plain integers.  Out: the same results.
-Idea: metas import sympy, to ask whether a number is an expression, `guard_or_false` and its kin from torch.fx.experimental.symbolic_shapes when they are called, for sizes that may be
-symbols (ours never are), and torch._dynamo, to be skipped by it.  While a meta runs, and only if nobody has loaded these modules, their
+Idea: metas import sympy, to ask whether a number is an expression, `guard_or_false` and its kin from
+torch.fx.experimental.symbolic_shapes, for sizes that may be symbols (ours never are), and torch._dynamo, to be skipped by it: all of that
+when they are called.  While a meta runs, and only if nobody has loaded these modules, their
 places are held by modules whose functions know plain numbers; whatever else is asked of them, or asked about a symbol, is answered by
 the real module, which is then loaded.  Invariant: outside `plain_sizes()` sys.modules is as it was.
 """
@@ -79,7 +80,8 @@ def free_unbacked_symbols(value: Any) -> Any:
     return set() if _is_plain(value) else _symbols.real().free_unbacked_symbols(value)
 
 
-for _name in ("guard_or_false", "guard_or_true", "guard_size_oblivious", "statically_known_true", "guarding_hint_or_throw", "guard_int", "expect_true"):
+_GUARDS = "guard_or_false guard_or_true guard_size_oblivious statically_known_true guarding_hint_or_throw guard_int expect_true"
+for _name in _GUARDS.split():
     setattr(_symbols, _name, _identity(_name))
 for _function in (sym_and, sym_or, sym_eq, is_nested_int, has_guarding_hint, free_unbacked_symbols):
     setattr(_symbols, _function.__name__, _function)

@@ -19,7 +19,8 @@ import torch
 
 from thermit import aten
 from thermit.aten.table import TABLE
-from thermit.capture.recorder import CLOSED, LIVE, TRACING, GoLive, Input, Line, Recorder, Restart, Watcher
+from thermit.capture.recorder import Recorder
+from thermit.capture.recording import CLOSED, LIVE, TRACING, GoLive, Input, Line, Restart, Watcher
 from thermit.capture.signature import Source
 from thermit.capture.standin import StandIn, is_stand_in
 from thermit.capture.storage import Cell, Geometry, is_dense, overlaps_itself, window, write
@@ -63,7 +64,14 @@ def active() -> Recorder | None:
 
 
 def trace(
-    run: Run, tensors: Sequence[torch.Tensor], sources: Sequence[Source], watcher: Watcher, template: Templates, refusal: Refusal, *, strict: bool = False
+    run: Run,
+    tensors: Sequence[torch.Tensor],
+    sources: Sequence[Source],
+    watcher: Watcher,
+    template: Templates,
+    refusal: Refusal,
+    *,
+    strict: bool = False,
 ) -> Trace | Live:
     """`run(recorder)` calls the function with `recorder.known[id(tensor)]` in place of each tensor; `template` takes its result apart;
     `refusal()`, asked when the function has returned, may say why it cannot be captured after all.
@@ -197,7 +205,7 @@ def _held(recorder: Recorder, returned: set[int]) -> bool:
 
 def _holders(stand_in: StandIn) -> int:
     """References to it; PyTorch's own (views of it, a graph for autograd) not counted, which together are one."""
-    return sys.getrefcount(stand_in) - (stand_in._use_count() > 1)
+    return sys.getrefcount(stand_in) - (stand_in._use_count() > 1)  # type: ignore[attr-defined]
 
 
 def _count(value: Any, counts: dict[int, int]) -> None:

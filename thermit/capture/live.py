@@ -1,0 +1,191 @@
+"""A trace that goes live: the log is replayed, stand-ins become real tensors, the function goes on eagerly.
+
+In:  what a recorder has recorded.  Out: the same function frame, working on real tensors.
+Idea: the log holds real ATen calls, so the replay is eager itself: values, errors, random numbers and writes are eager's own.
+Invariant: each call of the log is made once; afterwards every stand-in has a real tensor behind it.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from thermit.capture.arguments import argument, tensors_in
+from thermit.capture.infer import convert
+from thermit.capture.overloads import overload_of
+from thermit.capture.recording import CLOSED, LIVE, TRACING, Line, Recording, Restart, ThermitWarning, Watcher, line_text, user_line
+from thermit.capture.standin import StandIn, is_stand_in, leaked
+from thermit.capture.storage import Geometry
+from thermit.errors import DataDependentError, UnsupportedError
+from thermit.ir import build as b
+
+_ADVICE = "Keep the decision in tensors (torch.where), or move it out of the function; strict=True makes this an error."
+_AUTOGRAD = ("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "requires_grad =")
+
+
+class LiveMode(TorchDispatchMode):
+    """The part of a recorder that goes live."""
+
+    def __init__(self, watcher: Watcher, *, strict: bool) -> None:
+        super().__init__()
+        self.watcher, self.strict = watcher, strict
+        self.state = TRACING
+        self.record = Recording()
+        self.kept: list[Any] = []
+        self.reason = ""
+        self.place = ""
+        self.failure: BaseException | None = None
+        self.random_state: torch.Tensor | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    @property
+    def is_live(self) -> bool:
+        return self.state is LIVE
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is TRACING
+
+    def constant(self, stand_in: StandIn) -> torch.Tensor | None:
+        """The value, where the function itself made it from Python data; None where it depends on inputs."""
+        if self.state is not TRACING or stand_in.numel() != 1:
+            return None
+        node = stand_in.cell.read(stand_in.geometry, stand_in.element)
+        if node is None:
+            return None
+        return torch.full(node.shape, node.attrs.value, dtype=stand_in.dtype) if b.is_const(node) else None
+
+    def materialize(self, stand_in: StandIn, method: str) -> torch.Tensor | None:
+        """Called by a method that needs the tensor itself.  None: the stand-in may be used as it is (it is real now, or need not be)."""
+        is_input = self._is_argument(stand_in)
+        if method in _AUTOGRAD and self.state is TRACING:
+            if is_input:
+                raise Restart(f"{method} on an argument")
+            return None
+        if self.state is CLOSED and stand_in.backing is None:
+            raise leaked(stand_in, method)
+        if self.state is TRACING:
+            self.watcher.pause()
+            try:
+                self.go_live(f"{method.strip('_')} of a tensor", reads=True)
+            finally:
+                self.watcher.resume()
+        if is_input:
+            return stand_in.backing
+        return None if self.become_real(stand_in) else stand_in.backing
+
+    def real(self, value: Any) -> Any:
+        """The value, if it is a stand-in and the trace is live as a real tensor."""
+        if not is_stand_in(value) or value.backing is None:
+            return value
+        return value if not self._is_argument(value) and self.become_real(value) else value.backing
+
+    def touched(self, stand_in: StandIn) -> None:
+        """The real tensor behind an argument's stand-in may lie elsewhere now: the stand-in follows."""
+        real = stand_in.backing
+        if real is None or self.state is TRACING:
+            return
+        geometry = Geometry(tuple(real.shape), real.stride(), int(real.storage_offset()))
+        if geometry != stand_in.geometry or real.dtype != stand_in.dtype:
+            new = StandIn(self, stand_in.cell, geometry, stand_in.element, real.dtype)
+            torch._C._swap_tensor_impl(stand_in, new)
+            stand_in.geometry = geometry
+            self.kept.append(new)
+
+    def _is_argument(self, stand_in: StandIn) -> bool:
+        return any(i.stand_in is stand_in and i.source is not None for i in self.record.inputs)
+
+    def go_live(self, reason: str, reads: bool = False, quiet: bool = False) -> None:
+        """From here on everything is real.  `reads`: because Python wants a value; `quiet`: without a warning."""
+        line = user_line(sys._getframe(1))
+        self.reason, self.place = reason, line_text(line)
+        if self.strict and not quiet:
+            self.state = CLOSED
+            kind = DataDependentError if reads else UnsupportedError
+            raise kind(f"this function cannot be compiled as a whole: {reason}", self.place, _ADVICE)
+        if not quiet:
+            self._warn(line)
+        self.state = LIVE
+        try:
+            with _unrecorded():
+                self._replay()
+        except BaseException as failure:
+            self.failure = failure
+            raise
+
+    def _warn(self, line: Line | None) -> None:
+        text = f"thermit runs this function eagerly: {self.reason}\n  {self.place}\n  {_ADVICE}"
+        where = ("<unknown>", 1) if line is None else (line[0].co_filename, line[1])
+        warnings.warn_explicit(ThermitWarning(text), ThermitWarning, *where, registry=_warned)
+
+    def _replay(self) -> None:
+        """Makes the calls of the log on the real inputs."""
+        seeded = None
+        if self.random_state is not None and not torch.equal(now := torch.default_generator.get_state(), self.random_state):
+            seeded = now
+            torch.default_generator.set_state(self.random_state)
+        for i in self.record.inputs:
+            if i.source is not None:
+                i.stand_in.backing = i.tensor
+        for entry in self.record.log:
+            result = self._run(entry.func, entry.args, entry.kwargs)
+            for stand_in, real in zip(entry.results, tensors_in(result), strict=True):
+                if is_stand_in(stand_in) and stand_in.backing is None:
+                    stand_in.backing = real
+        self.record.log.clear()
+        if seeded is not None:
+            torch.default_generator.set_state(seeded)
+
+    def _run(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The call on what stands behind the stand-ins."""
+        result = func(*[convert(a, _real) for a in args], **{k: convert(a, _real) for k, a in kwargs.items()})
+        if overload_of(func).written:
+            for name in overload_of(func).written:
+                target = argument(overload_of(func), name, args, kwargs)
+                if is_stand_in(target) and not target.backing.is_inference():
+                    torch.autograd.graph.increment_version(target.backing)
+        return result
+
+    def forward(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The call once the trace is live (or over)."""
+        for tensor in tensors_in((*args, *kwargs.values())):
+            if is_stand_in(tensor) and tensor.backing is None:
+                raise self.failure or leaked(tensor, str(func))
+        originals = {id(t.backing): t for t in tensors_in((*args, *kwargs.values())) if is_stand_in(t)}
+        result = self._run(func, args, kwargs)
+        return convert(result, lambda r: originals.get(id(r), r))
+
+    def become_real(self, stand_in: StandIn) -> bool:
+        """Exchanges the implementation of a stand-in with its real tensor's; False where something in PyTorch still holds it."""
+        real = stand_in.backing
+        if real is None or stand_in.requires_grad:
+            return False
+        with _unrecorded():
+            partner = real if sys.getrefcount(real) <= 3 else real.detach()  # someone else holds the real one: it stays what it is
+            try:
+                torch._C._swap_tensor_impl(stand_in, partner)
+            except RuntimeError:
+                return False
+        stand_in.__dict__.clear()
+        object.__dict__["__class__"].__set__(stand_in, torch.Tensor)
+        self.kept.append(partner)
+        return True
+
+_warned: dict[Any, Any] = {}
+
+
+def _real(value: Any) -> Any:
+    return value.backing if is_stand_in(value) else value
+
+
+def _unrecorded() -> Any:
+    """No dispatch mode inside: what is done is done for real."""
+    return torch._C._DisableTorchDispatch()

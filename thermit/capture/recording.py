@@ -1,0 +1,105 @@
+"""The data of a trace: inputs, the log of calls, effects, lines of the user's code; and how a trace ends early.
+
+In:  frames.  Out: dataclasses without behaviour, two exceptions and a warning.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+import torch
+from torch._ops import OpOverload
+
+from thermit import config
+from thermit.capture.signature import Source
+from thermit.capture.standin import StandIn
+from thermit.ir.node import Node
+
+TRACING, LIVE, CLOSED = "tracing", "live", "closed"
+
+
+class ThermitWarning(UserWarning):
+    """A function, or a part of it, runs eagerly; the text says why and what to do."""
+
+
+class GoLive(Exception):
+    """This call cannot be captured.  `reads`: because Python wants a value."""
+
+    def __init__(self, reason: str, reads: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.reads = reason, reads
+
+
+class Restart(BaseException):
+    """The function must run again, eagerly, from the start: it changed an argument in a way that no stand-in can pass on."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Fault(Exception):
+    """A fault of ours: a lowering and PyTorch disagree."""
+
+
+# ---------------------------------------------------------------------------------------------- the user's line
+_LIBRARY = tuple(os.path.dirname(os.path.abspath(m)) + os.sep for m in (torch.__file__, config.__file__))
+Line = tuple[CodeType, int]
+
+
+def user_line(frame: FrameType | None) -> Line | None:
+    """Where the innermost frame that is neither PyTorch's nor ours stands."""
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_LIBRARY):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def line_text(line: Line | None) -> str:
+    """`model.py:31 in forward`."""
+    return "" if line is None else f"{os.path.basename(line[0].co_filename)}:{line[1]} in {line[0].co_name}"
+
+
+# ---------------------------------------------------------------------------------------------- data
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor that the graph takes.  `source` None: a constant that the function made from Python data; else where it lives."""
+
+    tensor: torch.Tensor
+    stand_in: StandIn
+    source: Source | None
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One ATen call as it was made, for the replay."""
+
+    func: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Any, ...]
+
+
+@dataclass
+class Recording:
+    """What a trace has seen so far."""
+
+    inputs: list[Input] = field(default_factory=list)
+    log: list[Entry] = field(default_factory=list)
+    effects: list[Node] = field(default_factory=list)
+    lines: dict[Node, Line] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+
+
+class Watcher(Protocol):
+    """What the recorder asks of the watch on Python values (facts.Watcher)."""
+
+    def find(self, tensor: torch.Tensor) -> Source | None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
