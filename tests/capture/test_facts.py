@@ -1085,12 +1085,12 @@ def test_a_change_is_seen(name: str) -> None:
 
 # Faults that may be refused: eager is right each time.
 MAY_REFUSE = {
-    "object_behind_a_weak_reference",
     "lru_cached_function",
     "numpy_array",
-    "value_of_a_tensor_read_by_python",
-    "value_of_a_tensor_read_by_numpy",
+    "object_behind_a_weak_reference",
     "subclass_of_dict",
+    "value_of_a_tensor_read_by_numpy",
+    "value_of_a_tensor_read_by_python",
 }
 
 

@@ -37,6 +37,7 @@ from types import (
     MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
+    MethodWrapperType,
     ModuleType,
     SimpleNamespace,
     WrapperDescriptorType,
@@ -181,7 +182,7 @@ def _builtin(value: Any, leaves: Leaves) -> Any:
     owner = value.__self__
     if owner is None or isinstance(owner, ModuleType | type):
         return value
-    return BuiltinMethodType, freeze(owner, leaves), value.__name__
+    return type(value), freeze(owner, leaves), value.__name__
 
 
 def _dataclass(value: Any, leaves: Leaves) -> Any:
@@ -244,6 +245,7 @@ _FREEZE: dict[type, Freeze] = {
     range: _slice,
     MethodType: _method,
     BuiltinMethodType: _builtin,
+    MethodWrapperType: _builtin,
     FunctionType: _object,
     ModuleType: _object,
     functools.partial: _partial,
