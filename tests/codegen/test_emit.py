@@ -345,6 +345,26 @@ def test_a_load_stays_behind_the_check_of_its_offset() -> None:
     assert run(program, [x, np.array([3, 1 << 50, 1]), out]) == 1
 
 
+@pytest.mark.parametrize("mode,width", [("serial", 1), ("vector", 4), ("vector", 8)])
+def test_a_guard_that_repeats_a_check_still_holds_in_masked_lanes_and_behind_it(mode: str, width: int) -> None:
+    """The load needs no guard any more, but must not move in front of the check; the next iteration checks anew."""
+    n = 21
+    at = b.load("at", INT64, i)
+    inside, small = b.and_(b.ge(at, 0), b.lt(at, n)), b.lt(at, 5)
+    value = b.add(f32("x", at, inside), f32("x", at, b.lt(at, n)))
+    body = (Store("p", i, b.cast(inside, FLOAT32)), Check(inside), Store("o", i, value), Store("q", i, b.cast(b.and_(inside, small), FLOAT32)),
+            Store("s", i, value, inside))  # fmt: skip
+    memories = (one("x", FLOAT32, n), one("at", INT64, n), *[one(m, FLOAT32, n, "out") for m in "opqs"])
+    program = LoopProgram("kernel", memories, i, n, body, mode, width)  # type: ignore[arg-type]
+    x, good, (o, ok, q, s) = samples(n), np.random.default_rng(0).permutation(n), np.zeros((4, n), np.float32)
+    assert run(program, [x, np.concatenate([good, np.full(8, -(1 << 50))]), o, ok, q, s]) == 0
+    assert np.array_equal(o, 2 * x[good]) and (ok == 1).all() and np.array_equal(q, good < 5) and np.array_equal(s, o)
+    for bad in (-1, n, 1 << 60):
+        wrong = good.copy()
+        wrong[17] = bad
+        assert run(program, [x, wrong, o, ok, q, s]) == 1
+
+
 _AT_THE_EDGE = """
 import ctypes, mmap, sys
 import numpy as np

@@ -25,6 +25,7 @@ from thermit.codegen.spelling import memory_type, vector
 from thermit.codegen.target import Target
 from thermit.codegen.writer import Value
 from thermit.errors import CompileError
+from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.loops.nest import Acc, Check, For, LoopProgram, Memory, Stmt, Store, exprs_of
 
@@ -33,7 +34,7 @@ def emit(programs: Sequence[LoopProgram], target: Target) -> str:
     """LLVM IR of a module with one function for each program."""
     helpers: dict[str, str] = {}
     functions = [Kernel(target, helpers, program).text() for program in programs]
-    return "\n".join((f'target triple = "{target.triple}"\n', access.ZEROS, *helpers.values(), *functions))
+    return "\n".join((f'target triple = "{target.triple}"\n', access.ZEROS, *helpers.values(), *functions, "!0 = !{i32 1}\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +89,28 @@ class Kernel(ExpressionWriter):
         after = self.label("ok")
         self.line(f"  br i1 {text}, label %{after}, label %stop")
         self.begin_block(after)
+        self._assume(s.ok)
+
+    def _assume(self, ok: Node) -> None:
+        """Behind its check a condition is true (in the lanes that are inside), so a guard that repeats it costs nothing."""
+        self.bind(ok, Value("true", 0, self.innermost))
+        if ok.prim is p.AND:
+            for part in ok.args:
+                self._assume(part)
 
     def _prepared(self, s: Store) -> Callable[[], None]:
         """Evaluates what a store needs; gives the act of writing it."""
         memory = self.memories[s.memory]
         guard = self.value(s.guard) if s.guard is not None else None
+        guard = None if guard is not None and guard.text == "true" else guard
         step, value = self.steps.step(s.offset), self.value(s.value)
         if self.lanes is None or (step == 0 and not value.lanes):
             offset = self.value(s.offset).text
             return lambda: self._write_scalar(memory, offset, value.text, guard)
         value = self.spread(s.value)
         offset = (self.value(s.offset) if step is None else self.lane0(s.offset)).text
-        return lambda: self._write_lanes(memory, offset, step, value, guard)
+        whole = self.steps.multiple(s.offset) % self.lanes.width == 0
+        return lambda: self._write_lanes(memory, offset, step, value, guard, whole)
 
     def _write_scalar(self, memory: Memory, offset: str, value: str, guard: Value | None) -> None:
         self.here()
@@ -108,12 +119,12 @@ class Kernel(ExpressionWriter):
             flag = access.any_lane(self, self.mask(guard) or "", guard.lanes)
         access.scalar_store(self, memory, offset, access.to_memory(self, value, memory.dtype, 0), flag)
 
-    def _write_lanes(self, memory: Memory, offset: str, step: int | None, value: Value, guard: Value | None) -> None:
+    def _write_lanes(self, memory: Memory, offset: str, step: int | None, value: Value, guard: Value | None, whole: bool) -> None:
         assert self.lanes is not None
         self.here()
         raw = access.to_memory(self, value.text, memory.dtype, value.lanes)
         if step in (1, -1):
-            access.contiguous_store(self, memory, offset, self.lanes.width, self.mask(guard), raw, step == -1)
+            access.contiguous_store(self, memory, offset, self.lanes.width, self.mask(guard), raw, step == -1, whole)
         else:
             access.scatter(self, memory, offset, step, self.lanes.width, self.mask(guard), raw)
 
@@ -123,8 +134,7 @@ class Kernel(ExpressionWriter):
             for a in s.accs:
                 self._bind_result(a, self.value(a.init))
             return
-        if isinstance(s.extent, int):
-            self.steps.extents[s.index] = s.extent
+        self.steps.extents[s.index] = s.extent if isinstance(s.extent, int) else self.steps.interval(s.extent)[1]
         writes = self.writes_of(s.body)
         self.forget(writes)
         if s.mode == "vector":
@@ -316,7 +326,8 @@ class Kernel(ExpressionWriter):
 
             self._counted([], begin, end, 1, self.writes_of(program.body), iteration, False)
         lines = [f"define i32 @{program.name}(ptr noalias readonly %buffers, i64 %begin, i64 %end) nounwind {{\nentry:"]
-        lines += self._entry() + self.scopes[0].lines + ["  ret i32 0"]
+        fence = ["  call void @llvm.x86.sse.sfence()"] if self.streams and self.target.is_x86 else []  # before others read what was written
+        lines += self._entry() + self.scopes[0].lines + [*fence, "  ret i32 0"]
         return "\n".join(lines + (["stop:\n  ret i32 1"] if self._can_stop else []) + ["}\n"])
 
     def _parallel_range(self) -> Range:

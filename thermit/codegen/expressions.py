@@ -242,6 +242,7 @@ class ExpressionWriter(FunctionWriter):
         step = self.steps.step(node.args[0])
         offset = self.values[node.args[0]] if step in (0, None) else self.lane0(node.args[0])
         depth = max(offset.depth, self._floor_of_load(node), guard.depth if guard is not None else 0)
+        guard = None if guard is not None and guard.text == "true" else guard
         flag = guard.text if guard is not None and not guard.lanes else None
         if lanes is None or (step == 0 and (guard is None or flag is not None)):
             self.go(depth)
