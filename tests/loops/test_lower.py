@@ -15,9 +15,11 @@ from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, Update
 from thermit.ir.types import BOOL, FLOAT32, FLOAT64, INT32, INT64, UINT8
 from thermit.loops import layout
-from thermit.loops.nest import LoopProgram
+from thermit.loops.lower import lower
+from thermit.loops.nest import LoopProgram, program_text
 from thermit.loops.tile import cost, tile
 from thermit.schedule import split
+from thermit.schedule.fuse import fuse
 
 F, D = FLOAT32, FLOAT64
 
@@ -162,10 +164,42 @@ def checked_division() -> Graph:
     return graph_of((x, y), (b.pad(b.div(b.check(x, b.ne(safe, 0)), safe), (1, 0), (0, 2), 5), b.check(x, b.lt(b.reduce(p.SUM, y, (1,)), 10**6))))
 
 
+def stack_of(axis: int, update: bool) -> Graph:
+    """Three values, each made of the one before, side by side, and a map over all of them; two outputs, or an update."""
+    shape = [5, 21]
+    shape.insert(axis, 3)
+    x, y = inputs_of(((5, 21), F), (tuple(shape), F))
+    row = b.reshape(x, (*shape[:axis], 1, *shape[axis + 1 :]))
+    parts = [row]
+    for k in range(2):
+        parts.append(b.mul(b.add(parts[-1], 0.5 + k), row))
+    whole = b.concat(parts, axis)
+    out = b.add(b.flip(whole, (axis,)), y)
+    return graph_of((x, y), (), (Update(1, out),)) if update else graph_of((x, y), (whole, out))
+
+
+def stack_between() -> Graph:
+    return stack_of(1, False)
+
+
+def stack_innermost() -> Graph:
+    return stack_of(2, False)
+
+
+def stack_as_update() -> Graph:
+    return stack_of(0, True)
+
+
+def stack_of_scalars() -> Graph:
+    x, y = inputs_of(((), F), ((1,), F))
+    return graph_of((x, y), (b.concat((b.reshape(x, (1,)), b.mul(y, y), y), 0),))
+
+
 NAMED: dict[str, Callable[[], Graph]] = {
     f.__name__: f
     for f in (rms_norm_with_residual, norm_with_moments, rbf, stencil, adam, swap, shifted_update, row_update, scans, embedding, scatters,
-              argmax_of_equal, booleans, columns, batch_norm, two_outputs_one_value, checked_division)
+              argmax_of_equal, booleans, columns, batch_norm, two_outputs_one_value, checked_division,
+              stack_between, stack_innermost, stack_as_update, stack_of_scalars)
 }  # fmt: skip
 
 
@@ -173,6 +207,13 @@ NAMED: dict[str, Callable[[], Graph]] = {
 @pytest.mark.parametrize("name", NAMED)
 def test_named(name: str, target: type | None) -> None:
     check(NAMED[name](), target)
+
+
+def test_a_stack_is_written_out() -> None:
+    """One loop with a store for each of the stacked values, not a choice between all of them at every place."""
+    (kernel,) = fuse(stack_of(0, True)).steps
+    text = program_text(lower(kernel))
+    assert "where" not in text and text.count("out0[") == 3
 
 
 @pytest.mark.parametrize("first", range(0, 120, 20))

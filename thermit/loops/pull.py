@@ -30,6 +30,10 @@ from thermit.schedule.kernel import Kernel, Stored
 COMBINE: dict[Prim, Prim] = {p.SUM: p.ADD, p.PROD: p.MUL, p.AMAX: p.MAX, p.AMIN: p.MIN, p.ANY: p.OR, p.ALL: p.AND,
                              p.ARGMAX: p.ARGMAX, p.ARGMIN: p.ARGMIN}  # fmt: skip
 Index = tuple[Node, ...]
+# From how many bytes on a store goes around the cache.  An output of 16 MB is written in 0.95 ms instead of 1.5, one of 64 MB in
+# 4.0 instead of 7.3, one of 4 MB in 0.20 instead of 0.13 (copy kernel, Zen 3 with 32 MB of L3).  A temp is read again soon; an
+# input that is updated need not be aligned.
+STREAM_BYTES = {"output": 8 << 20, "temp": 32 << 20, "update": 0}
 
 
 def worst(prim: Prim, dtype: DType) -> Node:
@@ -249,8 +253,8 @@ class Pull:
     def concat(self, node: Node, index: Index, guard: Node | None) -> Node:
         axis = node.attrs.axis
         at = self.use(index[axis])
-        if at.prim is p.INDEX and all(part.shape[axis] == 1 for part in node.args):
-            self.stacked.add(at)
+        if all(part.shape[axis] == 1 for part in node.args) and len(self.indices.form(at)[1]) == 1:
+            self.stacked |= set(self.indices.form(at)[1])
         low, high = self.indices.bounds(at)
         start, pieces = 0, []
         for part in node.args:
@@ -389,7 +393,9 @@ class Pull:
         for k, s in enumerate(self.kernel.stores):
             alias = tuple(m.name for m in self.memories if f"out{k}" in m.alias)
             role: Literal["out", "inout"] = "inout" if s.node.prim is p.SCATTER else "out"
-            self.memories.append(Memory(f"out{k}", s.node.dtype, role, span(s.node.shape, s.strides), alias))
+            limit = STREAM_BYTES[s.target]
+            stream = role == "out" and bool(limit) and s.node.type.nbytes >= limit
+            self.memories.append(Memory(f"out{k}", s.node.dtype, role, span(s.node.shape, s.strides), alias, stream))
 
     def store(self, position: int, s: Stored, index: Index, scope: Scope) -> None:
         value = self.pull(s.node, index, None)
