@@ -154,7 +154,7 @@ class Grower:
         t = self.values[a]
         if t.dtype == torch.bool:
             return f"~{a}", False, [a]
-        ops = ["-{}", "{}.abs()", "{}.square()", "torch.relu({})", "{}.neg().clone()"]
+        ops = ["-{}", "{}.abs()", "{}.square()", "torch.relu({}) + 0", "{}.neg().clone()"]
         if not t.dtype.is_floating_point:
             ops += ["~{}", "{}.bitwise_and(3)", "{}.sign()"]
         elif self.program.family == "exact":
@@ -194,11 +194,12 @@ class Grower:
 
     def do_clamp(self):
         a = self.name(lambda t: t.dtype != torch.bool)
-        return None if a is None else (self.random.choice([f"{a}.clamp(-1, 2)", f"{a}.clamp(min=0)", f"{a}.clamp_max(3)"]), False, [a])
+        return None if a is None else (self.random.choice([f"{a}.clamp(-1, 2)", f"{a}.clamp(min=0) + 0", f"{a}.clamp_max(3)"]), False, [a])
 
     def do_minmax(self):
         a, b = self.name(), self.name()
-        return f"torch.{self.random.choice(['maximum', 'minimum'])}({a}, {b})", False, [a, b]
+        # + 0: of 0.0 and -0.0 eager gives one or the other, by the element's position
+        return f"torch.{self.random.choice(['maximum', 'minimum'])}({a}, {b}) + 0", False, [a, b]
 
     def do_cast(self):
         exact = self.program.family == "exact"
