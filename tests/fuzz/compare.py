@@ -21,7 +21,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(integer) if a.dim() else a.reshape(1).view(integer), b.contiguous().view(integer) if b.dim() else b.reshape(1).view(integer))
 
 
-def differs(got: torch.Tensor, want: torch.Tensor, exact: bool) -> str | None:
+def differs(got: torch.Tensor, want: torch.Tensor, exact: bool, single: bool = True) -> str | None:
     if (got.dtype, got.shape) != (want.dtype, want.shape):
         return f"{got.dtype}{list(got.shape)} for {want.dtype}{list(want.shape)}"
     if want.numel() > 1 and got.stride() != want.stride():
@@ -29,7 +29,8 @@ def differs(got: torch.Tensor, want: torch.Tensor, exact: bool) -> str | None:
     if exact or not want.dtype.is_floating_point:
         return None if same_bits(got, want) else f"{got.flatten()[:8].tolist()} for {want.flatten()[:8].tolist()}"
     scale = 1 + want.abs().max().item() if want.numel() else 1.0
-    near = torch.allclose(got, want, rtol=2e-3 if want.dtype == torch.float32 else 1e-9, atol=(2e-4 if want.dtype == torch.float32 else 1e-10) * scale, equal_nan=True)
+    rtol, atol = (2e-3, 2e-4) if single else (1e-9, 1e-10)
+    near = torch.allclose(got, want, rtol=rtol, atol=atol * scale, equal_nan=True)
     return None if near else f"{got.flatten()[:8].tolist()} for {want.flatten()[:8].tolist()}"
 
 
@@ -63,10 +64,10 @@ def fault(program: Program, jit, draws: int = 2) -> str | None:
             if type(want) is not type(got):
                 return f"draw {draw}: {raised(got)} for {raised(want)}"
             continue
-        exact = program.family == "exact"
+        exact, single = program.family == "exact", any(dtype != "float64" for _, dtype, _ in program.inputs)
         for kind, a, b in (("result", got, want), ("argument", theirs, mine)):
             for i, (x, y) in enumerate(zip(a, b, strict=True)):
-                if (how := differs(x, y, exact)) is not None:
+                if (how := differs(x, y, exact, single)) is not None:
                     return f"draw {draw}, {kind} {i}: {how}"
         if aliases(got, theirs) != aliases(want, mine):
             return f"draw {draw}: aliasing {aliases(got, theirs)} for {aliases(want, mine)}"

@@ -2,13 +2,15 @@
 
 Two families.  "exact": arithmetic, comparisons, selection, casts, views, in-place writes, integer reductions, indexing, on special
 values; every result must equal eager's bit for bit.  "smooth": mathematics, float reductions, norms, on tame values; results agree
-to a tolerance, and what is rounded differently never feeds a step function.
+to a tolerance, and what is rounded differently never feeds a step function.  The square root of float32 is not among the exact
+ones: eager takes it from a vector library that is off by one ulp on some processors.
 
 A program is grown statement by statement: each candidate runs eagerly, and is kept if it runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import dataclass, field
 
@@ -158,7 +160,7 @@ class Grower:
         if not t.dtype.is_floating_point:
             ops += ["~{}", "{}.bitwise_and(3)", "{}.sign()"]
         elif self.program.family == "exact":
-            ops += ["{}.floor()", "{}.ceil()", "{}.trunc()", "{}.round()", "{}.frac()", "{}.sign()", "{}.isnan()", "{}.isinf()", "{}.sqrt()",
+            ops += ["{}.floor()", "{}.ceil()", "{}.trunc()", "{}.round()", "{}.frac()", "{}.sign()", "{}.isnan()", "{}.isinf()",
                     "{}.reciprocal()", "torch.nan_to_num({})", "F.hardtanh({})", "F.leaky_relu({})", "torch.signbit({})"]  # fmt: skip
         return self.random.choice(ops).format(a), False, [a]
 
@@ -344,7 +346,7 @@ class Grower:
 
     def restore(self, before: dict[str, torch.Tensor]) -> None:
         for n, t in before.items():
-            if n not in self.fixed:
+            with contextlib.suppress(RuntimeError):  # a view that overlaps itself was not written either
                 self.values[n].copy_(t)
 
 
