@@ -131,17 +131,25 @@ def test_reductions(mode: str, width: int, lanes: int, dtype: DType) -> None:
         out = np.zeros(len(prims), x.dtype)
         assert run(whole([one("x", dtype, n), one("o", dtype, len(prims), "out")], [loop, *stores]), [x, out]) == 0
         with np.errstate(all="ignore"):
-            want = [_COMBINE[q].reduce(np.concatenate([[1 if q is p.MUL else 2 if dtype is not BOOL else 0], x]).astype(x.dtype), dtype=x.dtype) for q in prims]
+            want = [
+                _COMBINE[q].reduce(np.concatenate([[1 if q is p.MUL else 2 if dtype is not BOOL else 0], x]).astype(x.dtype), dtype=x.dtype)
+                for q in prims
+            ]
         assert np.array_equal(out, np.array(want, x.dtype)), (n, prims, out, want)
 
 
 @pytest.mark.parametrize("mode,width", [("serial", 1), ("vector", 8)])
 def test_extrema_of_special_values(mode: str, width: int) -> None:
-    accs = [Acc(b.local("hi", FLOAT32), p.MAX, b.const(-np.inf, FLOAT32), f32("x", j)), Acc(b.local("lo", FLOAT32), p.MIN, b.const(np.inf, FLOAT32), f32("x", j))]
+    accs = [
+        Acc(b.local("hi", FLOAT32), p.MAX, b.const(-np.inf, FLOAT32), f32("x", j)),
+        Acc(b.local("lo", FLOAT32), p.MIN, b.const(np.inf, FLOAT32), f32("x", j)),
+    ]
     for values in ([1, 2, np.nan, 3], [-np.inf] * 3, [np.inf, -np.inf], [np.nan] * 17, [-np.inf] * 20 + [np.nan]):
         x, out = np.array(values, np.float32), np.zeros(2, np.float32)
         loop = For(j, len(x), (), mode, width, tuple(accs))  # type: ignore[arg-type]
-        program = whole([one("x", FLOAT32, len(x)), one("o", FLOAT32, 2, "out")], [loop, Store("o", c(0), accs[0].local), Store("o", c(1), accs[1].local)])
+        program = whole(
+            [one("x", FLOAT32, len(x)), one("o", FLOAT32, 2, "out")], [loop, Store("o", c(0), accs[0].local), Store("o", c(1), accs[1].local)]
+        )
         assert run(program, [x, out]) == 0
         assert np.array_equal(out, [x.max(), x.min()], equal_nan=True)
 
@@ -150,7 +158,9 @@ def test_a_sum_keeps_the_sign_of_zero() -> None:
     total = b.local("t", FLOAT32)
     loop = For(j, 11, (), "vector", 8, (Acc(total, p.ADD, b.const(-0.0, FLOAT32), f32("x", j), lanes=2),))
     out = np.ones(1, np.float32)
-    assert run(whole([one("x", FLOAT32, 11), one("o", FLOAT32, 1, "out")], [loop, Store("o", c(0), total)]), [np.full(11, -0.0, np.float32), out]) == 0
+    assert (
+        run(whole([one("x", FLOAT32, 11), one("o", FLOAT32, 1, "out")], [loop, Store("o", c(0), total)]), [np.full(11, -0.0, np.float32), out]) == 0
+    )
     assert out[0] == 0 and np.signbit(out[0])
 
 
@@ -190,7 +200,13 @@ def test_a_serial_loop_inside_a_vector_loop(mode: str, width: int) -> None:
     memories = (one("x", FLOAT32, rows * cols), one("o", FLOAT32, cols, "out"), one("q", FLOAT32, cols, "out"), one("a", INT64, cols, "out"),
                 one("b", INT64, cols, "out"), one("y", FLOAT32, rows * cols, "out"))  # fmt: skip
     x = samples(rows * cols)
-    o, q, a, n, y = np.zeros(cols, np.float32), np.zeros(cols, np.float32), np.zeros(cols, np.int64), np.zeros(cols, np.int64), np.zeros(rows * cols, np.float32)
+    o, q, a, n, y = (
+        np.zeros(cols, np.float32),
+        np.zeros(cols, np.float32),
+        np.zeros(cols, np.int64),
+        np.zeros(cols, np.int64),
+        np.zeros(rows * cols, np.float32),
+    )
     assert run(LoopProgram("kernel", memories, i, cols, body, mode, width), [x, o, q, a, n, y]) == 0  # type: ignore[arg-type]
     grid, carried = x.reshape(rows, cols), np.ones(cols, np.float32)
     sums = np.zeros(cols, np.float32)
@@ -261,11 +277,22 @@ def test_guards(width: int, dtype: DType) -> None:
               b.load("x", dtype, i, b.lt(i, c(5)))]  # fmt: skip
     at = np.random.default_rng(1).permutation(n)
     flag, zero = mask.astype(bool), np.zeros(n, x.dtype)
-    wants = [np.where(flag, x, 0), x, zero, np.where(flag, x[3], 0), np.where(flag, x[::-1], 0), np.where(flag, x[at], 0), zero, np.where(np.arange(n) < 5, x, 0)]
+    wants = [
+        np.where(flag, x, 0),
+        x,
+        zero,
+        np.where(flag, x[3], 0),
+        np.where(flag, x[::-1], 0),
+        np.where(flag, x[at], 0),
+        zero,
+        np.where(np.arange(n) < 5, x, 0),
+    ]
     guards = [(varying, flag), (on, np.ones(n, bool)), (off, np.zeros(n, bool))]
     memories = [one("x", dtype, n), one("m", BOOL, n), one("at", INT64, n)]
     memories += [one(f"o{v}", dtype, n, "out") for v in range(len(values))] + [one(f"g{v}", dtype, n, "out") for v in range(len(guards))]
-    body = [Store(f"o{v}", i, value) for v, value in enumerate(values)] + [Store(f"g{v}", i, b.load("x", dtype, i), g) for v, (g, _) in enumerate(guards)]
+    body = [Store(f"o{v}", i, value) for v, value in enumerate(values)] + [
+        Store(f"g{v}", i, b.load("x", dtype, i), g) for v, (g, _) in enumerate(guards)
+    ]
     outs, kept = [np.full(n, 9, x.dtype) for _ in values], [np.full(n, 9, x.dtype) for _ in guards]
     mode = "vector" if width > 1 else "serial"
     assert run(LoopProgram("kernel", tuple(memories), i, n, tuple(body), mode, width), [x, mask, at, *outs, *kept]) == 0  # type: ignore[arg-type]
@@ -409,7 +436,10 @@ def edge_programs() -> list[LoopProgram]:
                       b.load("x", dtype, b.sub(i, c(4)), b.ge(i, c(4)))]  # fmt: skip
             memories = [one("x", dtype, n), one("far", dtype, n), *[one(f"o{v}", dtype, n, "out") for v in range(len(values) + 2)]]
             body = [Store(f"o{v}", i, value) for v, value in enumerate(values)]
-            body += [Store(f"o{len(values)}", backward, values[0]), Store(f"o{len(values) + 1}", b.add(i, c(4)), values[0], b.lt(b.add(i, c(4)), c(n)))]
+            body += [
+                Store(f"o{len(values)}", backward, values[0]),
+                Store(f"o{len(values) + 1}", b.add(i, c(4)), values[0], b.lt(b.add(i, c(4)), c(n))),
+            ]
             body += [Store("far", i, values[0], never)]
             for mode, width in (("serial", 1), ("vector", 8)):
                 programs.append(LoopProgram("kernel", tuple(memories), i, n, tuple(body), mode, width))  # type: ignore[arg-type]
@@ -447,9 +477,14 @@ def test_a_branch_inside_of_an_expression_that_is_hoisted() -> None:
         total = b.local("t", FLOAT32)
         accs = (Acc(total, p.ADD, outer, b.mul(inner, outer), lanes=lanes),)
         loop = For(j, extent, (Store("o", j, b.mul(inner, outer)),), mode, width, accs)  # type: ignore[arg-type]
-        program = LoopProgram("kernel", (one("x", FLOAT32, 37), one("y", FLOAT32, 38), one("o", FLOAT32, 37, "out"), one("t", FLOAT32, 38, "out")), i, 38,
+        program = LoopProgram("kernel", (*(one(m, FLOAT32, 38, r) for m, r in (("x", "in"), ("y", "in"), ("o", "out"), ("t", "out")))), i, 38,
                               (loop, Store("t", i, b.add(total, outer))))  # fmt: skip
-        x, y, out, sums = np.linspace(-3, 3, 37, dtype=np.float32), np.linspace(3, -3, 38, dtype=np.float32), np.zeros(37, np.float32), np.zeros(38, np.float32)
+        x, y, out, sums = (
+            np.linspace(-3, 3, 37, dtype=np.float32),
+            np.linspace(3, -3, 38, dtype=np.float32),
+            np.zeros(37, np.float32),
+            np.zeros(38, np.float32),
+        )
         assert run(program, [x, y, out, sums]) == 0
         fx, fy = (np.where(v > 2, np.sin(v.astype(np.float64)), -v).astype(np.float32) for v in (x, y))
         for row in range(38):

@@ -35,8 +35,15 @@ def test_equal_names_in_different_modules_do_not_meet() -> None:
     assert [call(c, "f", 0) for c in codes] == list(range(5))
 
 
-@pytest.mark.parametrize("text", ["define i32 @f() {\n  ret i64 0\n}", "not LLVM", "define i32 @f() {\n  %x = add i32 %y, 1\n  ret i32 %x\n}",
-                                  "define i32 @f(i1 %c) {\ne:\n  br i1 %c, label %a, label %b\na:\n  %x = add i32 1, 1\n  br label %b\nb:\n  ret i32 %x\n}"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "define i32 @f() {\n  ret i64 0\n}",
+        "not LLVM",
+        "define i32 @f() {\n  %x = add i32 %y, 1\n  ret i32 %x\n}",
+        "define i32 @f(i1 %c) {\ne:\n  br i1 %c, label %a, label %b\na:\n  %x = add i32 1, 1\n  br label %b\nb:\n  ret i32 %x\n}",
+    ],
+)
 def test_what_llvm_refuses_is_an_error_with_the_text(text: str) -> None:
     with pytest.raises(CompileError) as error:
         MachineCode(text, host_target())
