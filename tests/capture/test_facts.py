@@ -1133,7 +1133,7 @@ def test_results_follow(name: str) -> None:
 def attempt(function: Any, args: Any) -> tuple[Any, BaseException | None]:
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", thermit.capture.recorder.ThermitWarning)
+            warnings.simplefilter("ignore")
             return function(*args), None
     except Exception as error:
         return None, error

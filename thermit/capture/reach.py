@@ -70,8 +70,10 @@ class Reach(Known):
             return [f for f in (value.fget, value.fset, value.fdel) if f is not None]
         if kind in (staticmethod, classmethod):
             return [value.__func__]
-        if kind is weakref.ref and self._watched:
-            raise NotStatic("a weak reference, which may lose its object")  # holding it would change what the user sees
+        if kind is weakref.ref:
+            if self._watched:  # holding its object would change what the user sees
+                raise NotStatic("a weak reference, which may lose its object")
+            return []
         if kind is ModuleType:
             return [] if is_library_module(value) else self._attributes(value, vars(value), attributes, names)
         if kind is contextvars.ContextVar:
@@ -84,7 +86,7 @@ class Reach(Known):
         everything = (names.reflects and self._watched) or origin is STANDARD
         table = getattr(value, "__dict__", None) or {}
         found = list(inside)
-        if everything and id(value) not in self.flattened and kind is not FunctionType:
+        if everything and table and id(value) not in self.flattened and kind is not FunctionType:
             found += self.reach(Attr(self.home(value), "__dict__"), table)
         found += self._attributes(value, table, attributes, names)
         if id(value) in self.flattened:
