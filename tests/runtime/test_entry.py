@@ -517,6 +517,86 @@ def test_calls_between_kernels():
     assert entry.hits == 3
 
 
+def T(*shape, strides=None, dtype=torch.float32):
+    return torch.empty_strided(shape, strides or torch.empty(shape, device="meta").stride(), dtype=dtype)
+
+
+CALLS = {
+    # name: (inputs, temps read by the call through add1, op, args, kwargs, results (None: not used), reference)
+    "list": ([T(10)], aten.cat.default, ([Slot(0), Slot(1)],), (), [T(20)], lambda x, t: [torch.cat([x, t])]),
+    "keywords": ([T(10)], aten.sum.dim_IntList, (Slot(1), [0]), (("keepdim", True), ("dtype", torch.float64)), [T(1, dtype=torch.float64)],
+                 lambda x, t: [t.sum(0, True, dtype=torch.float64)]),
+    "two results": ([T(10)], aten.sort.default, (Slot(0),), (), [T(10), T(10, dtype=torch.int64)], lambda x, t: list(x.sort())),
+    "one of two results": ([T(10)], aten.sort.default, (Slot(1),), (), [None, T(10, dtype=torch.int64)], lambda x, t: [t.sort()[1]]),
+    "list of results": ([T(10)], aten.unbind.int, (Slot(1),), (), [T()] * 10, lambda x, t: list(t.unbind())),
+    "other strides": ([T(10)], aten.stack.default, ([Slot(0), Slot(1)],), (), [T(2, 10, strides=(1, 2))], lambda x, t: [torch.stack([x, t])]),
+    "strides that do not matter": ([T(10)], aten.unsqueeze_copy.default, (Slot(0), 0), (), [T(1, 10, strides=(1, 1))], lambda x, t: [x[None]]),
+    "shared memory": ([T(10)], aten.alias.default, (Slot(1),), (), [T(10)], lambda x, t: [t]),
+    "scalar": ([T(10)], aten.add.Tensor, (Slot(0), Slot(1)), (("alpha", 3),), [T(10)], lambda x, t: [torch.add(x, t, alpha=3)]),
+    "optional": ([T(10)], aten.clamp.Tensor, (Slot(0), None, Slot(1)), (), [T(10)], lambda x, t: [x.clamp(None, t)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_of_every_form(name, native):
+    inputs, op, args, kwargs, results, reference = CALLS[name]
+    buffers = [*(buffer("input", i, t) for i, t in enumerate(inputs)), buffer("temp", 64, T(10))]
+    numbers = []
+    for r in results:
+        numbers.append(-1 if r is None else len(buffers))
+        if r is not None:
+            buffers.append(buffer("result", len(buffers), r))
+    outputs = tuple(n for n in numbers if n >= 0)
+    steps = (RunKernel("add1", (0, len(inputs)), 10, 8, 10.0), RunCall(op, args, kwargs, (0, len(inputs)), tuple(numbers)))
+    program = Program(Plan(tuple(buffers), steps, outputs, tuple(Return("output", j) for j in range(len(outputs))), 128, 128), ADDRESSES)
+    entry = make([torch.empty(10)], program=program, form="list")
+    run = entry.callable if native else lambda x: program.run([x])
+    kept = []
+    for _ in range(3):
+        x = torch.randn(10)
+        made, expected = run(x), reference(x, x + 1)
+        kept.append((made, [e.clone() for e in expected]))
+        assert [m.stride() for m in made] == [r.stride() for r in results if r is not None] or name == "strides that do not matter"
+    assert all(torch.equal(a, b) for made, expected in kept for a, b in zip(made, expected, strict=True))
+    assert entry.hits == 3 * native
+
+
+def test_results_of_calls_are_freed():
+    x = torch.empty(1 << 20)
+    buffers = (buffer("input", 0, x), buffer("temp", 0, x), buffer("result", 0, x), buffer("output", 0, x))
+    kernels = [RunKernel("add1", buffers, 1 << 20, 8, 1e6) for buffers in ((0, 1), (2, 3))]
+    steps = (kernels[0], RunCall(aten.neg.default, (Slot(0),), (), (1,), (2,)), kernels[1])
+    program = Program(Plan(buffers, steps, (3,), (Return("output", 0),), 0, 0), ADDRESSES)
+    entry = make([x], program=program)
+    before = runtime().pool.statistics().used_bytes
+    x.fill_(2)
+    right = bool(entry.callable(x).eq(-2).all())
+    assert right and runtime().pool.statistics().used_bytes == before
+
+
+def test_a_stop_after_a_random_call_restores_the_generator():
+    x = torch.full((10,), -1.0)
+    buffers = (buffer("input", 0, x), buffer("result", 0, x))
+    steps = (RunCall(aten.rand_like.default, (Slot(0),), (), (0,), (1,)), RunKernel("stop", (0,), 10, 8, 10.0, True))
+    program = Program(Plan(buffers, steps, (1,), (Return("output", 0),), 0, 0), ADDRESSES)
+    entry = make([x], program=program, on_stop=lambda x: torch.rand(10))
+    torch.manual_seed(3)
+    expected = torch.rand(10), torch.rand(10)
+    torch.manual_seed(3)
+    assert torch.equal(entry.callable(x), expected[0])
+    assert torch.equal(entry.callable(torch.ones(10)), expected[1]) and entry.hits == 1
+
+
+def test_calls_under_autocast_do_not_cast_again():
+    x = torch.randn(4, 4)
+    buffers = (buffer("input", 0, x), buffer("result", 0, x))
+    program = Program(Plan(buffers, (RunCall(aten.mm.default, (Slot(0), Slot(0)), (), (0,), (1,)),), (1,), (Return("output", 0),), 0, 0), ADDRESSES)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        entry = make([x], program=program)
+        assert torch.equal(entry.callable(x), torch.ops.aten.mm.default._op_dk(torch._C.DispatchKey.CPU, x, x)) and entry.hits == 1
+
+
 def test_a_call_that_raises_goes_to_the_function():
     (x,) = vectors(1)
     entry = make([x], program=call_program(aten.cumsum.default, (Slot(0), 5)), on_stop=lambda x: "eager")
@@ -582,7 +662,9 @@ def test_a_million_calls_do_not_grow():
     x, y = vectors(2)
     stop = Plan((buffer("input", 0, x),), (RunKernel("stop", (0,), 10, 8, 10.0, True),), (), (), 0, 0)
     stopping = make([x], program=Program(stop, ADDRESSES), form="none")
-    entries = [(make([x, y]), (x, y)), (make([x, y], form="list"), (x, y)), (make([x, y]), (x, 3)), (stopping, (torch.full((10,), -1.0),))]
+    entries = [(make([x, y]), (x, y)), (make([x, y], form="list"), (x, y)), (make([x, y]), (x, 3))]
+    entries += [(stopping, (torch.full((10,), -1.0),))]
+    entries += [(make([x], program=call_program(aten.cumsum.default, args)), (x,)) for args in ((Slot(0), 0), (Slot(0), 5))]
 
     def turn(count):
         for entry, args in entries:

@@ -134,24 +134,30 @@ def try_variant(variant, args, nargs, kwnames):
 def run_native(variant, tensors, data):
     number = i64[variant + V_OUTPUTS]
     outputs = stack(16 * number)
-    made = 0
+    for k in range(0, 2 * number):
+        i64[outputs + 8 * k] = 0
     result = MISS
-    stopped = 0
-    while made < number and stopped == 0:
-        stopped = make_output(i64[variant + V_OUTPUT_TABLE] + 64 * made, outputs + 16 * made)
-        if stopped == 0:
-            made += 1
-    if stopped:
-        error_clear()
-    else:
-        stopped = run_plan(i64[variant + V_PLAN], data, outputs)
-        if stopped == 1:
+    status = DONE
+    k = 0
+    while k < number and status == DONE:
+        spec = i64[variant + V_OUTPUT_TABLE] + 64 * k
+        if i64[spec] >= 0:
+            if make_tensor(spec, outputs + 16 * k) != 0:
+                error_clear()
+                status = NO_MEMORY
+        k += 1
+    if status == DONE:
+        status = run_plan(i64[variant + V_PLAN], tensors, data, outputs)
+        if status == STOP:
             result = STOPPED
-        elif stopped == 0:
+        elif status == RAISED:
+            result = ERROR
+        elif status == DONE:
             for u in range(0, i64[variant + V_UPDATES]):
                 bump_version(i64[tensors + 8 * i64[i64[variant + V_UPDATED] + 8 * u]] + IMPL)
             result = give(variant, tensors, outputs)
-    for k in range(0, made):
-        decref(i64[outputs + 16 * k])
+    for k in range(0, number):
+        if i64[outputs + 16 * k] != 0:
+            decref(i64[outputs + 16 * k])
     return result
 '''

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -137,12 +137,13 @@ class Entry:
             "GROUPS": int(any(s.group >= 0 for _, s in v.tensors)), "UPDATES": len(plan.updates), "UPDATED": table.add(plan.updates),
             "STOP": id(v.on_stop),
         }  # fmt: skip
-        if is_native(plan) and not windows:
+        if is_native(plan):
             made = v.program.native
-            form = v.form if isinstance(v.form, str) else "finish"
+            finish = _finisher(v.form, plan.returns) if windows or not isinstance(v.form, str) else None
             words |= {
                 "PLAN": made.address, "OUTPUTS": made.outputs, "OUTPUT_TABLE": made.output_table, "RETURNS": len(plan.returns),
-                "RETURN_TABLE": table.add([_number(r) for r in plan.returns]), "FORM": FORMS.index(form), "FINISH": id(v.form),
+                "RETURN_TABLE": table.add([_number(r) for r in plan.returns]), "FORM": FORMS.index("finish" if finish else v.form),
+                "FINISH": table.object(finish),
             }  # fmt: skip
             self._keep.append(made)
         else:
@@ -166,7 +167,7 @@ def _fits(variant: Variant) -> bool:
 
 def _runner(variant: Variant) -> Callable[[list[torch.Tensor]], Any]:
     """A function of the program's inputs that gives the function's result, or NotImplemented if the program stopped."""
-    run, finish = variant.program.run, _finisher(variant.form)
+    run, finish = variant.program.run, _finisher(variant.form, ())
 
     def runner(inputs: list[torch.Tensor]) -> Any:
         try:
@@ -177,10 +178,22 @@ def _runner(variant: Variant) -> Callable[[list[torch.Tensor]], Any]:
     return runner
 
 
-def _finisher(form: Form | Callable[[list[torch.Tensor]], Any]) -> Callable[[list[torch.Tensor]], Any]:
-    if not isinstance(form, str):
-        return form
-    return {"none": lambda results: None, "one": lambda results: results[0], "tuple": tuple, "list": list}[form]
+def _finisher(form: Form | Callable[[list[torch.Tensor]], Any], returns: Sequence[Return]) -> Callable[[list[torch.Tensor]], Any]:
+    """A function of the list of tensors that are returned, the windows of `returns` not yet applied, that gives the function's result."""
+    last = form if not isinstance(form, str) else _FINISH[form]
+    windows = [(k, r.window) for k, r in enumerate(returns) if r.window is not None]
+    if not windows:
+        return last
+
+    def finish(tensors: list[torch.Tensor]) -> Any:
+        for k, w in windows:
+            tensors[k] = tensors[k].as_strided(w.sizes, w.strides, w.offset)
+        return last(tensors)
+
+    return finish
+
+
+_FINISH: dict[str, Callable[[list[torch.Tensor]], Any]] = {"none": lambda _: None, "one": lambda results: results[0], "tuple": tuple, "list": list}
 
 
 def disable(value: bool = True) -> None:

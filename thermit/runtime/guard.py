@@ -286,7 +286,7 @@ class GuardTable(Tables):
             if not self._guard(guard):
                 self.rest.append(guard)
         if self.rest:
-            self._emit("PYTHON", 0, self._object(self._in_python()))
+            self._emit("PYTHON", 0, self.object(self._in_python()))
 
     @property
     def count(self) -> int:
@@ -294,10 +294,6 @@ class GuardTable(Tables):
 
     def address(self) -> int:
         return self.add([word for instruction in self._list for word in instruction])
-
-    def _object(self, value: Any) -> int:
-        self.keep.append(value)
-        return id(value)
 
     def _emit(self, operation: str, place: int, *operands: int) -> None:
         self._list.append([OPERATIONS[operation], place, *operands, *[0] * (4 - len(operands))])
@@ -326,15 +322,15 @@ class GuardTable(Tables):
         operands: tuple[Any, ...]
         match source:
             case Held(value=value):
-                operands = ("HELD", 0, self._object(value))
+                operands = ("HELD", 0, self.object(value))
             case Cell(cell=cell):
-                operands = ("CELL", 0, self._object(cell))
+                operands = ("CELL", 0, self.object(cell))
             case Global(names=names, name=name):
-                operands = ("GLOBAL", 0, self._object(names), self._object(name))
+                operands = ("GLOBAL", 0, self.object(names), self.object(name))
             case Attr(base=base, name=name):
-                operands = ("ATTR", self._place(base), self._object(name))
+                operands = ("ATTR", self._place(base), self.object(name))
             case Item(base=base, key=key):
-                operands = ("ITEM", self._place(base), self._object(key))
+                operands = ("ITEM", self._place(base), self.object(key))
             case _:
                 raise TypeError(f"no native form of {source}")
         self._places[source] = slot = self.slots
@@ -349,30 +345,30 @@ class GuardTable(Tables):
         expected = guard.expected
         match guard.kind:
             case "is":
-                self._emit("IS", self._place(guard.source), self._object(expected))
+                self._emit("IS", self._place(guard.source), self.object(expected))
             case "type":
-                self._emit("TYPE", self._place(guard.source), self._object(expected))
+                self._emit("TYPE", self._place(guard.source), self.object(expected))
             case "equals":
                 return self._equals(guard.source, expected)
             case "length":
-                self._emit("LENGTH", self._place(guard.source), self._object(expected[0]), expected[1])
+                self._emit("LENGTH", self._place(guard.source), self.object(expected[0]), expected[1])
             case "empty" if expected in _SIZED:
-                self._emit("LENGTH", self._place(guard.source), self._object(expected), 0)
+                self._emit("LENGTH", self._place(guard.source), self.object(expected), 0)
             case "keys":
-                self._emit("KEYS", self._place(guard.source), self._object(expected))
+                self._emit("KEYS", self._place(guard.source), self.object(expected))
             case "absent":
-                self._emit("ABSENT", self._place(guard.source), self._object(tuple(expected)))
+                self._emit("ABSENT", self._place(guard.source), self.object(tuple(expected)))
             case _:
                 return False
         return True
 
     def _equals(self, source: Source, expected: Any) -> bool:
         if expected is None or isinstance(expected, (bool, torch.dtype)):
-            self._emit("IS", self._place(source), self._object(expected))
+            self._emit("IS", self._place(source), self.object(expected))
         elif type(expected) is float:
             self._emit("FLOAT", self._place(source), struct.unpack("q", struct.pack("d", expected))[0])
         elif type(expected) in _EQUAL_TYPES:
-            self._emit("EQUAL", self._place(source), self._object(expected))
+            self._emit("EQUAL", self._place(source), self.object(expected))
         else:
             return False
         return True

@@ -20,15 +20,12 @@ import torch
 from thermit.ir.prims import Slot
 from thermit.runtime.launch import NativePlan
 from thermit.runtime.library import Runtime, runtime
+from thermit.runtime.results import Stopped, fitted, flat
 from thermit.schedule.plan import Buffer, Commit, Plan, RunCall, RunCopy, RunKernel
 
 _KERNEL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _RUN_KERNEL = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 5)
 _RANDOM = torch.Tag.nondeterministic_seeded
-
-
-class Stopped(Exception):
-    """The program stopped before it wrote any input; its `__cause__` is what a call raised, if a call it was."""
 
 
 class _Arena:
@@ -65,7 +62,22 @@ class Program:
     @cached_property
     def native(self) -> NativePlan:
         """The plan as native code reads it (only a plan of kernels and copies has this form)."""
-        return NativePlan(self.plan, self._addresses)
+        return NativePlan(self.plan, self._addresses, self._random())
+
+    def _random(self) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+        """Functions that save and restore the generators, where a step behind the first random call may stop the program."""
+        steps = self.plan.steps
+        draws = [k for k, s in enumerate(steps) if isinstance(s, RunCall) and _is_random(s)]
+        if not draws or not any(isinstance(s, RunCall) or (isinstance(s, RunKernel) and s.can_stop) for s in steps[draws[0] + 1 :]):
+            return None
+        return self._save, self._restore
+
+    def _save(self) -> list[torch.Tensor]:
+        return [g.get_state() for g in self._generators]
+
+    def _restore(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of plan.returns.  Raises Stopped before anything was written to an input."""
@@ -97,12 +109,11 @@ class Program:
                 pointers[i] = arena.base + buffer.index
             if buffer.role in ("input", "output"):
                 pointers[i] = tensors[i].data_ptr()
-        states = [(g, g.get_state()) for g in self._generators]
+        states = self._save()
         try:
             self._steps(tensors, pointers)
         except Stopped:
-            for generator, state in states:
-                generator.set_state(state)
+            self._restore(states)
             raise
         return [tensors[b] for b in plan.outputs]
 
@@ -130,11 +141,15 @@ def _starter(native: Runtime | None, addresses: Mapping[str, int]) -> Callable[[
     return lambda step, array: int(start(addresses[step.kernel], array, step.extent, step.grain, min(int(step.cost_ns), 1 << 62)))
 
 
+def _is_random(call: RunCall) -> bool:
+    return _RANDOM in getattr(call.op, "tags", ())
+
+
 def _generators_of(plan: Plan) -> list[torch.Generator]:
     """The generators that the plan's calls draw from."""
     found: list[torch.Generator] = []
     for step in plan.steps:
-        if isinstance(step, RunCall) and _RANDOM in getattr(step.op, "tags", ()):
+        if isinstance(step, RunCall) and _is_random(step):
             given = [v for v in (*step.args, *(v for _, v in step.kwargs)) if isinstance(v, torch.Generator)]
             found += [g for g in given or [torch.default_generator] if not any(g is f for f in found)]
     return found
@@ -150,10 +165,10 @@ def _call(step: RunCall, plan: Plan, tensors: list[Any], pointers: list[int]) ->
     except Exception as error:
         raise Stopped(f"call {step.op}") from error
     results = returned if isinstance(returned, (tuple, list)) else (returned,)
-    for buffer, result in zip(step.results, _flat(results), strict=False):
+    for buffer, result in zip(step.results, flat(results), strict=False):
         if buffer >= 0:
-            tensors[buffer] = fitted = _fit(result, plan.buffers[buffer], operands)
-            pointers[buffer] = fitted.data_ptr()
+            tensors[buffer] = fitted(plan.buffers[buffer])(result, *operands)
+            pointers[buffer] = tensors[buffer].data_ptr()
 
 
 def _below_autocast(op: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -170,28 +185,6 @@ def _fill(value: Any, operands: list[Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_fill(v, operands) for v in value]
     return value
-
-
-def _flat(results: Sequence[Any]) -> list[Any]:
-    """The tensors (or None) that a call returns, lists opened."""
-    flat: list[Any] = []
-    for result in results:
-        flat += _flat(result) if isinstance(result, (tuple, list)) else [result]
-    return flat
-
-
-def _fit(result: torch.Tensor, buffer: Buffer, operands: list[Any]) -> torch.Tensor:
-    """The result with the strides that the kernels were compiled for, in memory of its own."""
-    dtype = getattr(torch, buffer.dtype.name)
-    if tuple(result.shape) != buffer.sizes or result.dtype is not dtype:
-        raise Stopped(f"a call returned {result.dtype}{list(result.shape)}, not {buffer.dtype}{list(buffer.sizes)}")
-    storage = result.untyped_storage().data_ptr()
-    shares = any(o.untyped_storage().data_ptr() == storage for o in operands) and storage != 0
-    odd = result.is_conj() or result.is_neg()
-    strides = zip(buffer.sizes, result.stride(), buffer.strides, strict=True)
-    if not shares and not odd and all(n == 1 or a == b or 0 in buffer.sizes for n, a, b in strides):
-        return result
-    return torch.empty_strided(buffer.sizes, buffer.strides, dtype=dtype).copy_(result)
 
 
 def _result(r: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:

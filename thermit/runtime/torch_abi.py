@@ -57,6 +57,7 @@ _PYTHON = {
     "get_attr": ("PyObject_GetAttr", "i64"),
     "get_item": ("PyObject_GetItem", "i64"),
     "error_clear": ("PyErr_Clear", "void"),
+    "exception_matches": ("PyErr_ExceptionMatches", "i32"),
     "error_occurred": ("PyErr_Occurred", "i64"),
     "compare": ("PyObject_RichCompareBool", "i32"),
     "is_true": ("PyObject_IsTrue", "i32"),
@@ -314,7 +315,8 @@ def _objects() -> dict[str, int]:
     _require(word(id(pair) + 16) == 2 and word(id(pair) + 32) == id(value), "tuple")
     _require(word(id(items) + 16) == 2 and word(word(id(items) + 24) + 8) == id(value), "list")
     _require(word(id(number) + 16) == struct.unpack("Q", struct.pack("d", number))[0], "float")
-    objects = {"FLOAT_TYPE": float, "TUPLE_TYPE": tuple, "LIST_TYPE": list, "DICT_TYPE": dict, "NONE": None, "NOT_IMPLEMENTED": NotImplemented}
+    objects: dict[str, object] = {"FLOAT_TYPE": float, "TUPLE_TYPE": tuple, "LIST_TYPE": list, "DICT_TYPE": dict, "TENSOR_TYPE": torch.Tensor}
+    objects |= {"NONE": None, "NOT_IMPLEMENTED": NotImplemented, "EXCEPTION": Exception}
     return {name: id(value) for name, value in {**objects, "BUILTINS": vars(builtins)}.items()}
 
 
@@ -367,6 +369,7 @@ def _probe() -> Abi:
         inference = torch.zeros(2)
     with torch.inference_mode(False):
         plain = torch.zeros(2)
+    constants |= {"PLAIN_KEYS": _keys(plain), "INFERENCE_KEYS": _keys(inference)}
     return Abi(constants, addresses, externs, _keys(plain), _keys(inference), defaults[0], defaults[1])
 
 
