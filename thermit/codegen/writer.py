@@ -51,6 +51,7 @@ class FunctionWriter:
         self.depth = 0
         self.values: dict[object, Value] = {}
         self.uses_sink = False
+        self.streams = False  # some stores go around the cache
         self._count = 0
 
     def op(self, text: str) -> str:

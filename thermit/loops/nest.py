@@ -49,13 +49,16 @@ Mode = Literal["serial", "unroll", "vector"]
 class Memory:
     """A buffer.  role: "in" (only read), "out" (written), "inout" (both), "row" (private to one iteration of the parallel loop;
     `elems` of them on the stack, 64-byte aligned).  Buffers other than rows are params of the function, in this order.
-    `alias` names the buffers whose memory may overlap this one (an input that is updated in place): none otherwise."""
+    `alias` names the buffers whose memory may overlap this one (an input that is updated in place): none otherwise.
+    `stream`: only written, 64-byte aligned, and so large that the cache will not hold it until it is read: stores may go around
+    the cache (half the traffic: a line that is written whole need not be read first)."""
 
     name: str
     dtype: DType
     role: Literal["in", "out", "inout", "row"]
     elems: int
     alias: tuple[str, ...] = ()
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
