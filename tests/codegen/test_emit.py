@@ -477,7 +477,7 @@ def test_a_branch_inside_of_an_expression_that_is_hoisted() -> None:
         total = b.local("t", FLOAT32)
         accs = (Acc(total, p.ADD, outer, b.mul(inner, outer), lanes=lanes),)
         loop = For(j, extent, (Store("o", j, b.mul(inner, outer)),), mode, width, accs)  # type: ignore[arg-type]
-        program = LoopProgram("kernel", (*(one(m, FLOAT32, 38, r) for m, r in (("x", "in"), ("y", "in"), ("o", "out"), ("t", "out")))), i, 38,
+        program = LoopProgram("kernel", tuple(one(m, FLOAT32, 38, r) for m, r in (("x", "in"), ("y", "in"), ("o", "out"), ("t", "out"))), i, 38,
                               (loop, Store("t", i, b.add(total, outer))))  # fmt: skip
         x, y, out, sums = (
             np.linspace(-3, 3, 37, dtype=np.float32),
