@@ -20,6 +20,7 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
+import importlib
 import io
 import random
 import sys
@@ -50,6 +51,7 @@ _GENERATOR_READS = frozenset(("manual_seed", "seed", "set_state", "get_state", "
 _CLOCKS = frozenset(("now", "today", "utcnow"))
 VALUE_READS = frozenset(("tolist", "numpy", "data_ptr", "__array__", "__dlpack__", "_to_dlpack", "untyped_storage", "storage"))
 _READING_CODES = frozenset(getattr(torch.Tensor, name).__code__ for name in ("__array__", "__dlpack__", "storage", "__reduce_ex__", "__deepcopy__"))
+_FIND_AND_LOAD = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Watcher:
     def __init__(self, function: Any, call: Call, on_refuse: Refused | None) -> None:
         self.function, self.call, self._on_refuse = function, call, on_refuse
         self.refused: str | None = None
+        self._importing: FrameType | None = None
         self.where = ""
         self._told = False
         self.objects = Reach(call)
@@ -125,7 +128,13 @@ class Watcher:
                 self._on_refuse(self.refused, self.where)
 
     def _event(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event == "c_call":
+        if self._importing is not None:  # PyTorch imports parts of itself when they are first used: not the function's doing
+            if event == "return" and frame is self._importing:
+                self._importing = None
+            return
+        if event == "call" and frame.f_code is _FIND_AND_LOAD:
+            self._importing = frame
+        elif event == "c_call":
             self._native_call(frame, arg)
         elif event == "call":
             origin = code_origin(frame.f_code)

@@ -84,11 +84,11 @@ class Reach(Known):
         if isinstance(value, type):
             return self._class_attributes(value, attributes)
         everything = (names.reflects and self._watched) or origin is STANDARD
-        table = getattr(value, "__dict__", None) or {}
+        table = getattr(value, "__dict__", None)
         found = list(inside)
-        if everything and table and id(value) not in self.flattened and kind is not FunctionType:
+        if everything and table is not None and id(value) not in self.flattened and kind is not FunctionType:
             found += self.reach(Attr(self.home(value), "__dict__"), table)
-        found += self._attributes(value, table, attributes, names)
+        found += self._attributes(value, table or {}, attributes, names)
         if id(value) in self.flattened:
             found += self.contents[id(value)]
         if "__class__" in attributes or "type" in names.globals:

@@ -59,7 +59,7 @@ class Substitution:
                 self._originals[id(stand_in)] = value
             return stand_in
         kind = type(value)
-        if kind in IMMUTABLE or id(value) in self._touched:
+        if (kind in IMMUTABLE and kind is not slice) or id(value) in self._touched:
             return value
         if kind is tuple:
             return tuple([self._replace(v) for v in value])
@@ -131,16 +131,20 @@ class _Builder:
         self.numbers: dict[int, int] = {}
         self.nodes: dict[int, Build] = {}
         self.keep: list[Any] = []
+        self.open: set[int] = set()
 
     def node(self, value: Any) -> Build:
         kind = type(value)
         if self.is_leaf(value):
             return self._leaf(value)
-        if kind in IMMUTABLE:
+        if kind in IMMUTABLE and kind is not slice:
             return lambda tensors, call, made: value
         known = self.nodes.get(id(value))
         if known is None:
+            if id(value) in self.open:
+                raise NotStatic(f"the result is a {kind.__qualname__} that holds itself")
             self.keep.append(value)
+            self.open.add(id(value))
             known = self.nodes[id(value)] = self._once(id(value), self._make(value, kind))
         return known
 
@@ -166,6 +170,9 @@ class _Builder:
             return lambda tensors, call, made: source.read(call)
         if kind in (list, tuple, set, frozenset):
             return self._sequence(kind, value)
+        if kind is slice:
+            parts = [self.node(v) for v in (value.start, value.stop, value.step)]
+            return lambda tensors, call, made: slice(*[p(tensors, call, made) for p in parts])
         if kind in _MAPPINGS:
             return self._mapping(kind, value)
         if isinstance(value, tuple) and hasattr(kind, "_fields"):

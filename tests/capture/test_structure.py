@@ -1,0 +1,193 @@
+"""Stand-ins into arguments and back; results built again: same types, same sharing, fresh containers."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from thermit.capture.signature import Arg, Call, flatten_call
+from thermit.capture.structure import Substitution, result_template
+from thermit.capture.values import NotStatic
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+@dataclasses.dataclass
+class Box:
+    value: Any
+    k: Any = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: Any
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    value: Any
+
+
+class Options(dict):  # type: ignore[type-arg]
+    pass
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Plain:
+    pass
+
+
+def leaf(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
+    nested = {"list": [a, 1, (b, [c])], "pair": Pair(b, None), "box": Box(c, "k"), "frozen": Frozen(a), "slots": Slotted(b)}
+    ordered = collections.OrderedDict(x=a, y=collections.deque([b, 2]))
+    return (a, nested, [a, a], (1, 2)), {"ordered": ordered, "options": Options(w=c), "part": slice(a, None)}
+
+
+def tensors_of(args: Any, kwargs: Any) -> list[int]:
+    return [id(t) for t in flatten_call(args, kwargs).tensors]
+
+
+def test_stand_ins_go_in_and_come_out() -> None:
+    args, kwargs = arguments()
+    before = tensors_of(args, kwargs)
+    stand_ins = {number: torch.zeros(5) for number in before}
+    with Substitution(args, kwargs, stand_ins) as inside:
+        assert tensors_of(inside.args, inside.kwargs) == [id(stand_ins[number]) for number in before]
+        assert inside.args[1] is args[1] and inside.args[1]["list"] is args[1]["list"] and inside.args[1]["box"] is args[1]["box"]
+        assert inside.args[2][0] is inside.args[2][1] is inside.args[0]
+        assert type(inside.args[1]["pair"]) is Pair and type(inside.kwargs["options"]) is Options
+    assert tensors_of(args, kwargs) == before
+
+
+def test_changes_made_inside_stay() -> None:
+    a, b = torch.ones(1), torch.ones(2)
+    items, named = [a, b], {"a": a}
+    made = torch.zeros(9)
+    with Substitution((items, named), {}, {id(a): torch.zeros(1), id(b): torch.zeros(2)}) as inside:
+        inside.args[0].insert(0, made)
+        inside.args[0].append(inside.args[0][1])
+        inside.args[1]["copy"] = inside.args[1].pop("a")
+    assert [id(t) for t in items] == [id(made), id(a), id(b), id(a)]
+    assert list(named) == ["copy"] and named["copy"] is a
+
+
+def test_tensors_come_back_after_an_exception() -> None:
+    a = torch.ones(1)
+    items = [a]
+    with pytest.raises(KeyError), Substitution((items,), {}, {id(a): torch.zeros(1)}):
+        raise KeyError
+    assert items[0] is a
+
+
+def test_a_tensor_without_a_stand_in_stays() -> None:
+    a = torch.ones(1)
+    with Substitution(([a],), {}, {}) as inside:
+        assert inside.args[0][0] is a
+
+
+# ---------------------------------------------------------------------------------------------- results
+def same(first: Any, second: Any) -> bool:
+    if leaf(first):
+        return leaf(second) and torch.equal(first, second)
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(same(first[k], second[k]) for k in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    if dataclasses.is_dataclass(first):
+        return all(same(getattr(first, f.name), getattr(second, f.name)) for f in dataclasses.fields(first))
+    return bool(first == second)
+
+
+X, Y = torch.ones(2), torch.zeros(3)
+RESULTS: dict[str, Any] = {
+    "tensor": X,
+    "none": None,
+    "number": 2.5,
+    "tuple": (X, Y),
+    "list": [X, Y],
+    "empty": ((), [], {}),
+    "nested": {"a": [X, {"b": (Y, None, 1)}], 2: "s"},
+    "named tuple": Pair(X, [Y]),
+    "dataclass": Box(X, {"k": Y}),
+    "frozen dataclass": Frozen((X, 1)),
+    "slots": Slotted([X]),
+    "ordered": collections.OrderedDict(b=X, a=Y),
+    "default dict": collections.defaultdict(list, a=[X]),
+    "sets": ({1, 2}, frozenset((3,))),
+    "values": (torch.float32, torch.Size((2, 3)), slice(1, 2), range(3), Color.RED, 1 + 2j, b"x"),
+    "of torch": torch.max(torch.ones(2, 2), 0),
+    "same tensor twice": [X, {"again": X}],
+    "class and function": (Pair, len),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_are_built_again(name: str) -> None:
+    value = RESULTS[name]
+    template, leaves = result_template(value, leaf, lambda _: None)
+    call = Call((), {})
+    first, second = template.build(leaves, call), template.build(leaves, call)
+    assert same(value, first) and same(first, second)
+    if type(value) in (list, dict, Box):
+        assert first is not value and first is not second
+    doubled = [t * 2 for t in leaves]
+    assert flatten_call((template.build(doubled, call),)).key == flatten_call((value,)).key
+
+
+def test_kinds_for_the_native_entry() -> None:
+    kinds = {name: result_template(value, leaf, lambda _: None)[0].kind for name, value in RESULTS.items()}
+    assert {name: kind for name, kind in kinds.items() if kind} == {"tensor": "tensor", "tuple": "tuple", "list": "list"}
+    assert result_template((X, X), leaf, lambda _: None)[0].kind == ""
+
+
+def test_sharing_is_kept() -> None:
+    inner = [X]
+    template, leaves = result_template({"a": inner, "b": (inner, inner)}, leaf, lambda _: None)
+    built = template.build(leaves, Call((), {}))
+    assert built["a"] is built["b"][0] is built["b"][1] and built["a"] is not inner
+
+
+def test_what_existed_is_returned_itself() -> None:
+    thing, items = Plain(), [1]
+    places = {id(thing): Arg(0, "thing"), id(items): Arg(1, "items")}
+    template, leaves = result_template((thing, items, X), leaf, lambda v: places.get(id(v)))
+    other = Plain()
+    built = template.build(leaves, Call((other, items), {}))
+    assert built[0] is other and built[1] is items and built[2] is X
+
+
+def test_a_loop_or_a_new_object_cannot_be_built() -> None:
+    for value in (Plain(), [Plain()], lambda: 1, iter([]), Options(a=1), (k for k in ())):
+        with pytest.raises(NotStatic):
+            result_template(value, leaf, lambda _: None)
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(NotStatic):
+        result_template(loop, leaf, lambda _: None)
+
+
+def test_extra_attributes_of_a_dataclass() -> None:
+    box = Box(X)
+    box.extra = [Y]  # type: ignore[attr-defined]
+    template, leaves = result_template(box, leaf, lambda _: None)
+    built = template.build(leaves, Call((), {}))
+    assert built.extra[0] is Y and built.extra is not box.extra  # type: ignore[attr-defined]
