@@ -88,7 +88,7 @@ def peel(loop: For, outer: Mapping[Node, int], indices: Indices) -> tuple[Stmt, 
     asked = questions(loop, outer, indices)
     own = [q for q in asked if q.coefficient and not q.outer]
     usual, holds = _usual([q for q in asked if not q.coefficient and q.outer], outer)
-    points = sorted({t for q in own for t in q.turning_points() if 0 < t < loop.extent})
+    points = _aligned(sorted({t for q in own for t in q.turning_points() if 0 < t < loop.extent}), loop)
     if not (own or usual) or len(points) + 1 > PIECES:
         return (loop,)
     pieces: list[Stmt] = []
@@ -102,6 +102,13 @@ def peel(loop: For, outer: Mapping[Node, int], indices: Indices) -> tuple[Stmt, 
     if holds is not None:
         pieces.append(replace(loop, extent=_choose(holds, 0, loop.extent)))
     return tuple(pieces)
+
+
+def _aligned(points: list[int], loop: For) -> list[int]:
+    """The first of the points moved up to a whole step, so that what follows a narrow border is aligned."""
+    if points and points[0] < loop.width and (len(points) == 1 or points[1] >= 4 * loop.width):
+        return [loop.width, *points[1:]]
+    return points
 
 
 def _choose(condition: Node, yes: int, no: int) -> Node:

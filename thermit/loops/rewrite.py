@@ -26,15 +26,20 @@ def simplified(node: Node, args: tuple[Node, ...]) -> Node:
     return Node(prim, args, node.attrs, node.type)
 
 
+def replaced(root: Node, new: dict[Node, Node]) -> Node:
+    """The expression with nodes replaced; `new` grows to hold every node that was seen."""
+    for node in toposort([root]):
+        if node not in new:
+            args = tuple(new[a] for a in node.args)
+            new[node] = node if args == node.args else simplified(node, args)
+    return new[root]
+
+
 def substitute(body: tuple[Stmt, ...], new: dict[Node, Node]) -> tuple[Stmt, ...]:
     """The statements with nodes replaced; `new` grows to hold every node that was seen."""
 
     def expression(root: Node) -> Node:
-        for node in toposort([root]):
-            if node not in new:
-                args = tuple(new[a] for a in node.args)
-                new[node] = node if args == node.args else simplified(node, args)
-        return new[root]
+        return replaced(root, new)
 
     def acc(a: Acc) -> Acc:
         return replace(a, init=expression(a.init), value=expression(a.value), position=None if a.position is None else expression(a.position))

@@ -17,11 +17,11 @@ from typing import Protocol
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
-from thermit.ir.types import BOOL, INT64
+from thermit.ir.types import BOOL, FLOAT32, INT64
 from thermit.loops.index import Indices, number
 from thermit.loops.nest import Check, For, LoopProgram, Stmt, Store
 from thermit.loops.peel import peel
-from thermit.loops.rewrite import substitute
+from thermit.loops.rewrite import replaced, substitute
 
 SCALAR_REGISTER_BITS = 64
 UNROLL_EXTENT = 8  # serial loops of at most so many iterations are written out
@@ -30,6 +30,7 @@ HEAVY = 18.0  # instructions of a body that hide latency by themselves: one regi
 REGISTERS = 2  # a value of the widest type takes so many: enough to hide the latency of dependent operations
 PARALLEL_EXTENT = 32  # a parallel loop of fewer iterations is made longer from what is inside
 CHUNK_ELEMS = 4096  # of an inner vector loop, when it is shared between iterations of the parallel loop
+SUM_ELEMS = 4096  # of a block of a long float32 sum
 GATHER = 3.0  # cycles a lane of a gather or scatter
 CYCLE_NS = 0.3
 BYTE_NS = 0.08  # of memory that is streamed, on one core
@@ -238,7 +239,7 @@ def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices
     for s in work.loop.body:
         if isinstance(s, For):
             made = _modes(next(children), inner, {**outer, work.loop.index: work.extent}, indices)
-            body += peel(made, {**outer, work.loop.index: work.extent}, indices) if made.mode == "vector" else [made]
+            body += _refined(made, {**outer, work.loop.index: work.extent}, indices)
         else:
             body.append(s)
     loop = replace(work.loop, body=tuple(body))
@@ -249,6 +250,29 @@ def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices
     small = isinstance(loop.extent, int) and loop.extent <= UNROLL_EXTENT and loop.extent * _node_count(work) <= UNROLL_NODES
     vector_below = any(isinstance(s, For) and s.mode == "vector" for s in loop.body)
     return replace(loop, mode="unroll") if small and not vector_below and loop.extent != 1 else loop
+
+
+def _refined(loop: For, outer: dict[Node, int], indices: Indices) -> tuple[Stmt, ...]:
+    """A vector loop without its boundaries, or, where it sums, in blocks."""
+    if loop.mode != "vector" or not isinstance(loop.extent, int):
+        return (loop,)
+    return (_in_blocks(loop, loop.extent),) if loop.accs else peel(loop, outer, indices)
+
+
+def _in_blocks(loop: For, extent: int) -> For:
+    """A long float32 sum: the sums of blocks, then their sum, so that no partial sum takes more than some hundred terms."""
+    sums = any(a.combine is p.ADD and a.local.dtype is FLOAT32 for a in loop.accs)
+    if not sums or extent < 2 * SUM_ELEMS or any(a.combine in (p.ARGMAX, p.ARGMIN) for a in loop.accs):
+        return loop
+    name = loop.index.attrs.name
+    block, blocks = build.index(name + "b"), -(-extent // SUM_ELEMS)
+    start = build.mul(block, SUM_ELEMS)
+    new = {loop.index: build.add(start, loop.index)}
+    body = substitute(loop.body, new)
+    inner = tuple(replace(a, local=build.local(f"{a.local.attrs.name}b", a.local.dtype), value=replaced(a.value, new)) for a in loop.accs)
+    rest = SUM_ELEMS if extent % SUM_ELEMS == 0 else build.minimum(build.sub(number(extent), start), SUM_ELEMS)
+    outer = tuple(replace(a, value=i.local, lanes=1) for a, i in zip(loop.accs, inner, strict=True))
+    return For(block, blocks, (replace(loop, extent=rest, body=body, accs=inner),), accs=outer)
 
 
 def _lengthen(program: LoopProgram) -> LoopProgram:

@@ -155,7 +155,8 @@ class Arrangement:
         for unit in everything:
             if unit not in state and (cycle := visit(unit)):
                 return [], cycle
-        return [*out, *self.copies], set()
+        out.extend(self.copies)
+        return out, set()
 
     # ------------------------------------------------------------------ steps
     def load(self, node: Node) -> Load:
