@@ -133,7 +133,7 @@ class Arrangement:
 
             def push(unit: Unit) -> None:
                 state[unit] = 1
-                more = [previous[unit]] if isinstance(unit, Node) and unit in previous else []
+                more: list[Unit] = [previous[unit]] if isinstance(unit, Node) and unit in previous else []
                 stack.append((unit, self.needs(unit) + more))
 
             push(start)
