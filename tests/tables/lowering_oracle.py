@@ -140,7 +140,8 @@ def difference(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], want: Any
         return f"stops: {stop}"
     for (i, _), value in zip(kept, values, strict=True):
         choices = [wants[i], *((a[i] if isinstance(a, (tuple, list)) else a) for a in alternatives)]
-        same = [bits_equal(value, c, zero_sign) if exact else close(value, c, ulps * 64 if value.dtype is torch.float64 else ulps, scale) for c in choices]
+        allowed = ulps * 64 if value.dtype is torch.float64 else ulps  # no wider type tells who is nearer
+        same = [bits_equal(value, c, zero_sign) if exact else close(value, c, allowed, scale) for c in choices]
         if not exact and not bool(same[0].all()) and (truth := in_float64(op, args, kwargs, i)) is not None:
             same.append(as_near(value, wants[i], truth))
         good = torch.stack(same).any(0) if same else None

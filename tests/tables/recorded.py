@@ -125,13 +125,16 @@ def special_values(dtype: torch.dtype) -> torch.Tensor:
     """Zeros, infinities, nan, denormals, extremes and ordinary values of a type."""
     if dtype is torch.bool:
         return torch.tensor([False, True])
-    if not dtype.is_floating_point:
+    if not dtype.is_floating_point and not dtype.is_complex:
         limits = torch.iinfo(dtype)
         values = {0, 1, 2, 3, 5, 7, limits.min, limits.min + 1, limits.max, limits.max - 1, limits.max // 2, 63, 64, 100}
         return torch.tensor(sorted(values | ({-1, -2, -3, -7, -64} if limits.min else set())), dtype=dtype)
+    if dtype.is_complex:
+        return torch.tensor([0.0, 1.0, -2.5], dtype=dtype)
     limits = torch.finfo(dtype)
-    sizes = [0.0, limits.smallest_normal, limits.smallest_normal / 4, limits.eps, 1e-3, 0.1, 0.3, 0.5, 0.75, 1.0, 1.0 + limits.eps, 1.5, 2.0, 2.5, 3.0, 6.0,
-             19.5, 20.5, 88.0, 100.5, limits.max / 2, limits.max, float("inf")]  # fmt: skip
+    small = [0.0, limits.smallest_normal, limits.smallest_normal / 4, limits.eps, 1e-3, 0.1, 0.3, 0.5, 0.75]
+    large = [1.0, 1.0 + limits.eps, 1.5, 2.0, 2.5, 3.0, 6.0, 19.5, 20.5, 88.0, 100.5, limits.max / 2, limits.max, float("inf")]
+    sizes = small + large
     return torch.tensor([s * v for v in sizes for s in (1, -1)] + [float("nan")], dtype=dtype)
 
 
@@ -152,7 +155,7 @@ def with_special_values(args: Any, kwargs: Any, divides: bool = False, most: int
         generator = torch.Generator().manual_seed(0)
         grid = torch.stack([torch.randint(len(c), (most,), generator=generator) for c in columns], 1)
     taken = [column[grid[:, k]] for k, column in enumerate(columns)]
-    if divides and not taken[-1].is_floating_point() and taken[-1].dtype is not torch.bool:  # what eager raises for, or crashes at
+    if divides and len(taken) > 1 and not taken[-1].is_floating_point() and taken[-1].dtype is not torch.bool:  # what eager raises for, or crashes at
         taken[-1][taken[-1] == 0] = 3
         taken[0] = torch.where(taken[0] == least_of(taken[0].dtype), 77, taken[0])
     values = iter(taken)

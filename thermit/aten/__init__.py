@@ -3,6 +3,36 @@
 Importing anything of this package registers every row.
 """
 
-from thermit.aten import activation, creation, indexing, interpolation, loss, moving, nn, padding, pointwise, pooling, reduction, view
+from thermit.aten import (
+    activation,
+    creation,
+    distance,
+    indexing,
+    interpolation,
+    logic,
+    loss,
+    moving,
+    nn,
+    padding,
+    pointwise,
+    pooling,
+    reduction,
+    view,
+)
 
-__all__ = ["activation", "creation", "indexing", "interpolation", "loss", "moving", "nn", "padding", "pointwise", "pooling", "reduction", "view"]
+__all__ = [
+    "activation",
+    "creation",
+    "distance",
+    "indexing",
+    "interpolation",
+    "logic",
+    "loss",
+    "moving",
+    "nn",
+    "padding",
+    "pointwise",
+    "pooling",
+    "reduction",
+    "view",
+]

@@ -9,8 +9,9 @@ import math
 
 import torch
 
-from thermit.aten.pointwise import clamp
-from thermit.aten.table import Lowered, Number, broadcast, computed, each_rounded, lower, operands, rounded, scalar
+from thermit.aten import samples
+from thermit.aten.logic import clamp
+from thermit.aten.table import Lowered, Number, broadcast, computed, each_rounded, fits, lower, operands, rounded, scalar
 from thermit.ir import build as b
 from thermit.ir.node import Node
 from thermit.ir.types import BOOL, FLOAT16, FLOAT32
@@ -41,7 +42,7 @@ def hardtanh(self: Node, min_val: Number = -1, max_val: Number = 1) -> Lowered:
 @lower(aten.threshold.default)
 def threshold(self: Node, threshold: Number, value: Number) -> Lowered:
     """x where it is above the threshold (or nan), else value."""
-    if self.dtype is BOOL:
+    if self.dtype is BOOL or not fits(threshold, self.dtype) or not fits(value, self.dtype):
         return NotImplemented
     x, limit = operands(self, threshold, common=self.dtype)
     return b.where(b.le(x, limit), b.broadcast_to(scalar(value, self.dtype), self.shape), self)
@@ -49,7 +50,7 @@ def threshold(self: Node, threshold: Number, value: Number) -> Lowered:
 
 @lower(aten.threshold_backward.default)
 def threshold_backward(grad_output: Node, self: Node, threshold: Number) -> Lowered:
-    if self.dtype is BOOL or grad_output.dtype is not self.dtype:
+    if self.dtype is BOOL or grad_output.dtype is not self.dtype or not fits(threshold, self.dtype):
         return NotImplemented
     grad, self = broadcast(grad_output, self)
     x, limit = operands(self, threshold, common=self.dtype)
@@ -124,27 +125,29 @@ def hardtanh_backward(grad_output: Node, self: Node, min_val: Number, max_val: N
     return rounded(b.where(b.and_(b.gt(x, min_val), b.lt(x, max_val)), grad, b.like(0, x)), self.dtype)
 
 
-def _inside(x: Node, lambd: Number) -> Node:
-    return b.and_(b.ge(x, -lambd), b.le(x, lambd))
-
-
 @lower(aten.hardshrink.default, floats=True)
-def hardshrink(self: Node, lambd: Number = 0.5) -> Node:
+def hardshrink(self: Node, lambd: Number = 0.5) -> Lowered:
+    if not fits(lambd, self.dtype):
+        return NotImplemented
     x, limit = operands(self, lambd, common=self.dtype)
     inside = b.and_(b.ge(x, b.neg(limit)), b.le(x, limit))
     return b.where(inside, b.like(0, self), self)
 
 
 @lower(aten.softshrink.default, floats=True)
-def softshrink(self: Node, lambd: Number = 0.5) -> Node:
-    """Drawn towards 0 by lambd, 0 inside; nan stays."""
+def softshrink(self: Node, lambd: Number = 0.5) -> Lowered:
+    """Drawn towards 0 by lambd, inside x * 0, so that nan stays."""
+    if not fits(lambd, self.dtype) or lambd < 0:
+        return NotImplemented
     (x,) = operands(self)
-    moved = b.where(b.gt(x, lambd), b.sub(x, lambd), b.where(b.lt(x, -lambd), b.add(x, lambd), b.like(0, x)))
-    return rounded(b.where(b.ne(x, x), x, moved), self.dtype)
+    moved = b.where(b.gt(x, lambd), b.sub(x, lambd), b.where(b.lt(x, -lambd), b.add(x, lambd), b.mul(x, 0)))
+    return rounded(moved, self.dtype)
 
 
 @lower(aten.hardshrink_backward.default, floats=True)
-def hardshrink_backward(grad_out: Node, self: Node, lambd: Number) -> Node:
+def hardshrink_backward(grad_out: Node, self: Node, lambd: Number) -> Lowered:
+    if not fits(lambd, self.dtype):
+        return NotImplemented
     grad, x = operands(grad_out, self)
     limit = operands(self, lambd, common=self.dtype)[1]
     limit = b.broadcast_to(limit, x.shape)
@@ -152,7 +155,7 @@ def hardshrink_backward(grad_out: Node, self: Node, lambd: Number) -> Node:
 
 
 @lower(aten.softshrink_backward.default, floats=True)
-def softshrink_backward(grad_output: Node, self: Node, lambd: Number) -> Node:
+def softshrink_backward(grad_output: Node, self: Node, lambd: Number) -> Lowered:
     return hardshrink_backward(grad_output, self, lambd)
 
 
@@ -337,3 +340,11 @@ def logit_backward(grad_output: Node, self: Node, eps: float | None = None) -> N
     there = b.like(math.nan if eps is None else 0.0, x)
     slope = each_rounded(b.mul(x, each_rounded(b.sub(one, x), half)), half)
     return rounded(b.where(outside, there, b.div(grad, slope)), half)
+
+
+@lower(aten.native_dropout_backward.default, floats=True, samples=samples.dropout_backward)
+def dropout_backward(grad_output: Node, mask: Node, scale: float) -> Node:
+    """grad times the mask times the scale; the mask is of the type of grad."""
+    grad, kept = broadcast(computed(grad_output), b.cast(mask, computed(grad_output).dtype))
+    factor = each_rounded(b.mul(kept, scale), grad_output.dtype)
+    return rounded(b.mul(grad, factor), grad_output.dtype)

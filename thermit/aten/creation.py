@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from thermit.aten.table import DTYPE_OF, TORCH_OF, Lowered, Number, default_dtype, dtype_of, lower, scalar
+from thermit.aten import samples
+from thermit.aten.table import DTYPE_OF, TORCH_OF, Lowered, Number, default_dtype, dtype_of, fits, lower, scalar
 from thermit.ir import build as b
 from thermit.ir.node import Node
 from thermit.ir.types import BOOL, FLOAT64, INT64, DType
@@ -31,7 +32,9 @@ def _chosen(options: dict[str, Any], default: DType) -> DType | None:
 
 
 def _filled(value: Number, dtype: DType | None, size: Sequence[int]) -> Lowered:
-    return NotImplemented if dtype is None or isinstance(value, complex) else b.broadcast_to(scalar(value, dtype), tuple(size))
+    if dtype is None or isinstance(value, complex) or not fits(value, dtype):
+        return NotImplemented
+    return b.broadcast_to(scalar(value, dtype), tuple(size))
 
 
 # ---------------------------------------------------------------------------------------------- one value everywhere
@@ -101,7 +104,7 @@ def fill(self: Node, value: Number) -> Lowered:
     return _filled(value, self.dtype, self.shape)
 
 
-@lower(aten.fill.Tensor)
+@lower(aten.fill.Tensor, samples=samples.filled)
 def fill_tensor(self: Node, value: Node) -> Lowered:
     return b.broadcast_to(b.reshape(b.cast(value, self.dtype), ()), self.shape) if value.type.numel == 1 else NotImplemented
 

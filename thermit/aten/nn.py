@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from thermit.aten import samples
 from thermit.aten.reduction import count_of, mean_of, reduced, spread
 from thermit.aten.table import DTYPE_OF, Lowered, axis_of, compute_dtype, computed, lower, rounded
 from thermit.ir import build as b
@@ -275,7 +276,7 @@ def batch_norm(
     return _batch_eval(input, weight, bias, running_mean, running_var, eps)
 
 
-@lower(aten._native_batch_norm_legit_no_training.default, floats=True)
+@lower(aten._native_batch_norm_legit_no_training.default, floats=True, samples=samples.batch_norm_no_training)
 def batch_norm_no_training(
     input: Node,
     weight: Node | None,
@@ -297,7 +298,7 @@ def batch_norm_no_stats(input: Node, weight: Node | None, bias: Node | None, tra
     return rounded(y, input.dtype), rounded(mean, statistics), rounded(scale, statistics)
 
 
-@lower(aten._native_batch_norm_legit_functional.default, floats=True)
+@lower(aten._native_batch_norm_legit_functional.default, floats=True, samples=samples.batch_norm_functional)
 def batch_norm_functional(
     input: Node,
     weight: Node | None,

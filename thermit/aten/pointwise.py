@@ -12,12 +12,14 @@ from collections.abc import Callable
 
 import torch
 
+from thermit.aten import samples
 from thermit.aten.table import (
     Lowered,
     Number,
     Operand,
     broadcast_shape,
     compute_dtype,
+    dtype_of,
     each_rounded,
     fits,
     float_type,
@@ -82,12 +84,30 @@ def _scaled(self: Node, factor: float) -> Node:
     return rounded(b.mul(x, c), float_type(self.dtype))
 
 
-def _integral(build: Callable[[Node], Node]) -> Callable[[Node], Node]:
+@lower(aten.angle.default)
+def angle(self: Node) -> Node:
+    """pi below 0, else 0; nan stays."""
+    (x,) = operands(self, kind="float")
+    direction = b.where(b.lt(x, 0), b.like(math.pi, x), b.like(0, x))
+    return rounded(b.where(b.ne(x, x), x, direction), float_type(self.dtype))
+
+
+@lower(aten.special_entr.default)
+def entr(self: Node) -> Node:
+    """-x log(x), 0 at 0, minus infinity below."""
+    (x,) = operands(self, kind="float")
+    half = float_type(self.dtype)
+    inside = b.mul(b.neg(x), each_rounded(b.log(x), half))
+    outside = b.where(b.eq(x, 0), b.like(0, x), b.where(b.ne(x, x), x, b.like(-math.inf, x)))
+    return rounded(b.where(b.gt(x, 0), inside, outside), half)
+
+
+def _integral(build: Callable[[Node], Node]) -> Callable[[Node], Lowered]:
     """floor and the like: integers are themselves."""
 
-    def row(self: Node) -> Node:
+    def row(self: Node) -> Lowered:
         if not self.dtype.is_float:
-            return self
+            return NotImplemented if self.dtype is BOOL else self
         (x,) = operands(self)
         return rounded(build(x), self.dtype)
 
@@ -104,7 +124,7 @@ lower(aten.round.default)(_integral(b.round_))
 def round_decimals(self: Node, *, decimals: int) -> Lowered:
     """Scaled by a power of ten, rounded half to even, scaled back, each step in the compute dtype."""
     if not self.dtype.is_float:
-        return self
+        return NotImplemented
     (x,) = operands(self)
     if decimals == 0:
         return rounded(b.round_(x), self.dtype)
@@ -124,14 +144,16 @@ def frac(self: Node) -> Lowered:
 @lower(aten.neg.default)
 def neg(self: Node) -> Lowered:
     """A change of the sign bit; exact, so half types need no rounding beyond the cast back."""
+    if self.dtype is BOOL:
+        return NotImplemented
     (x,) = operands(self)
     return rounded(b.neg(x), self.dtype)
 
 
 @lower(aten.abs.default)
-def abs_(self: Node) -> Node:
+def abs_(self: Node) -> Lowered:
     if self.dtype is BOOL or self.dtype.kind == "uint":
-        return self
+        return NotImplemented if self.dtype is BOOL else self
     (x,) = operands(self)
     return rounded(b.abs_(x), self.dtype)
 
@@ -220,14 +242,16 @@ def add(self: Operand, other: Operand, alpha: Number = 1) -> Node:
 
 
 @lower(aten.sub.Tensor, aten.sub.Scalar)
-def sub(self: Operand, other: Operand, alpha: Number = 1) -> Node:
+def sub(self: Operand, other: Operand, alpha: Number = 1) -> Lowered:
     dtype = result_type(self, other)
+    if BOOL in (dtype, dtype_of(self), dtype_of(other)):
+        return NotImplemented
     x, y = operands(self, other)
     return rounded(b.sub(x, y) if alpha == 1 else _multiply_add(x, y, -alpha, dtype), dtype)
 
 
 @lower(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(self: Operand, other: Operand, alpha: Number = 1) -> Node:
+def rsub(self: Operand, other: Operand, alpha: Number = 1) -> Lowered:
     return sub(other, self, alpha)
 
 
@@ -252,7 +276,7 @@ def div(self: Operand, other: Operand) -> Node:
     return rounded(b.div(x, y), dtype)
 
 
-@lower(aten.div.Tensor_mode, aten.div.Scalar_mode)
+@lower(aten.div.Tensor_mode, aten.div.Scalar_mode, samples=samples.rounding_modes)
 def div_mode(self: Operand, other: Operand, *, rounding_mode: str | None) -> Lowered:
     """None: true division; "trunc": towards zero; "floor": Python's //."""
     if rounding_mode is None:
@@ -356,6 +380,8 @@ def remainder(self: Operand, other: Operand) -> Lowered:
 def pow_tensor_scalar(self: Node, exponent: Number) -> Lowered:
     """Eager's special cases of the exponent: 0.5, 2, 3, -0.5, -1, -2 are products, roots and quotients."""
     dtype = result_type(self, exponent)
+    if not fits(exponent, dtype):
+        return NotImplemented
     (x,) = operands(self, common=dtype)
     if exponent == 0:
         return b.const(1, dtype, self.shape)
@@ -422,6 +448,13 @@ def _integer_powers(x: Node, y: Node) -> Node:
     return b.where(b.lt(y, 0), negative, power)
 
 
+@lower(aten.ldexp.Tensor)
+def ldexp(self: Node, other: Node) -> Lowered:
+    """x * 2^y, in eager's two steps."""
+    power = pow_scalar(2.0, other)
+    return power if power is NotImplemented else mul(self, power)
+
+
 # ---------------------------------------------------------------------------------------------- functions of two arguments
 def _float_function_2(build: Callable[[Node, Node], Node]) -> Callable[[Operand, Operand], Node]:
     def row(self: Operand, other: Operand) -> Node:
@@ -433,7 +466,7 @@ def _float_function_2(build: Callable[[Node, Node], Node]) -> Callable[[Operand,
 
 
 lower(aten.atan2.default)(_float_function_2(b.atan2))
-lower(aten.hypot.default)(_float_function_2(b.hypot))
+lower(aten.hypot.default, floats=True)(_float_function_2(b.hypot))
 lower(aten.copysign.Tensor, aten.copysign.Scalar)(_float_function_2(b.copysign))
 
 
@@ -447,8 +480,8 @@ def _log_add(exponential: Callable[[Node], Node], scale: float | None) -> Callab
     return build
 
 
-lower(aten.logaddexp.default)(_float_function_2(_log_add(b.exp, None)))
-lower(aten.logaddexp2.default)(_float_function_2(_log_add(b.exp2, 1 / math.log(2))))
+lower(aten.logaddexp.default, floats=True)(_float_function_2(_log_add(b.exp, None)))
+lower(aten.logaddexp2.default, floats=True)(_float_function_2(_log_add(b.exp2, 1 / math.log(2))))
 
 
 def _times_log(logarithm: Callable[[Node], Node]) -> Callable[[Operand, Operand], Node]:
@@ -516,165 +549,6 @@ lower(aten.fmax.default)(_extreme(_number_wins(b.maximum), b.or_))
 lower(aten.fmin.default)(_extreme(_number_wins(b.minimum), b.and_))
 
 
-# ---------------------------------------------------------------------------------------------- comparison, logic, bits
-def _comparison(build: Callable[[Node, Node], Node]) -> Callable[[Operand, Operand], Node]:
-    def row(self: Operand, other: Operand) -> Node:
-        x, y = operands(self, other)
-        if x.dtype is BOOL:
-            x, y = b.cast(x, DTYPES["uint8"]), b.cast(y, DTYPES["uint8"])
-        return build(x, y)
-
-    return row
-
-
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    lower(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(_comparison(getattr(b, _name)))
-
-
-def truth(x: Node) -> Node:
-    """Whether each element is not zero (nan is true)."""
-    return b.cast(x, BOOL)
-
-
-def _logical_2(build: Callable[[Node, Node], Node]) -> Callable[[Node, Node], Node]:
-    def row(self: Node, other: Node) -> Node:
-        shape = broadcast_shape(self.shape, other.shape)
-        return build(b.broadcast_to(truth(self), shape), b.broadcast_to(truth(other), shape))
-
-    return row
-
-
-lower(aten.logical_and.default)(_logical_2(b.and_))
-lower(aten.logical_or.default)(_logical_2(b.or_))
-lower(aten.logical_xor.default)(_logical_2(b.xor))
-
-
-@lower(aten.logical_not.default)
-def logical_not(self: Node) -> Node:
-    return b.not_(truth(self))
-
-
-@lower(aten.bitwise_not.default)
-def bitwise_not(self: Node) -> Node:
-    return b.not_(self)
-
-
-def _bitwise(build: Callable[[Node, Node], Node]) -> Callable[[Operand, Operand], Lowered]:
-    def row(self: Operand, other: Operand) -> Lowered:
-        if result_type(self, other).is_float:
-            return NotImplemented
-        return build(*operands(self, other))
-
-    return row
-
-
-for _name, _build in (("bitwise_and", b.and_), ("bitwise_or", b.or_), ("bitwise_xor", b.xor)):
-    lower(*(getattr(getattr(aten, _name), o) for o in ("Tensor", "Scalar", "Scalar_Tensor")))(_bitwise(_build))
-
-
-def _shift(left: bool) -> Callable[[Operand, Operand], Lowered]:
-    def row(self: Operand, other: Operand) -> Lowered:
-        """Shifts by less than 0 or by the width and more give 0, or copies of the sign to the right."""
-        dtype = result_type(self, other)
-        if not dtype.is_integer:
-            return NotImplemented
-        x, y = operands(self, other)
-        most = dtype.bits if left or dtype.kind == "uint" else dtype.bits - 1
-        outside = b.or_(b.lt(y, 0), b.ge(y, most)) if dtype.kind == "int" else b.ge(y, most)
-        if left or dtype.kind == "uint":
-            return b.where(outside, b.like(0, x), (b.shl if left else b.shr)(x, b.where(outside, b.like(0, y), y)))
-        return b.shr(x, b.where(outside, b.like(most, y), y))
-
-    return row
-
-
-lower(*(getattr(aten.bitwise_left_shift, o) for o in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))(_shift(True))
-lower(*(getattr(aten.bitwise_right_shift, o) for o in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))(_shift(False))
-lower(aten.__lshift__.Tensor, aten.__lshift__.Scalar)(_shift(True))
-lower(aten.__rshift__.Tensor, aten.__rshift__.Scalar)(_shift(False))
-
-
-# ---------------------------------------------------------------------------------------------- selection
-@lower(aten.where.self)
-def where(condition: Node, self: Operand, other: Operand) -> Node:
-    """Moves values, never computes: half types stay as they are."""
-    dtype = result_type(self, other)
-    shape = broadcast_shape(*(n.shape for n in (condition, self, other) if isinstance(n, Node)))
-    x, y = (b.broadcast_to(b.cast(n, dtype) if isinstance(n, Node) else scalar(n, dtype), shape) for n in (self, other))
-    return b.where(b.broadcast_to(truth(condition), shape), x, y)
-
-
-@lower(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(self: Node, mask: Node, value: Operand) -> Lowered:
-    if not isinstance(value, Node) and not fits(value, self.dtype):
-        return NotImplemented
-    shape = broadcast_shape(self.shape, mask.shape)
-    fill = b.cast(value, self.dtype) if isinstance(value, Node) else scalar(value, self.dtype)
-    return b.where(b.broadcast_to(mask, shape), b.broadcast_to(fill, shape), b.broadcast_to(self, shape))
-
-
-def _at_least(x: Node, low: Node) -> Node:
-    """low where x is below it; nan and -0 stay."""
-    return b.where(b.lt(x, low), low, x)
-
-
-def _at_most(x: Node, high: Node) -> Node:
-    return b.where(b.gt(x, high), high, x)
-
-
-@lower(aten.clamp.default)
-def clamp(self: Node, min: Number | None = None, max: Number | None = None) -> Node:
-    """max(min) first, then min(max); a nan bound makes everything nan."""
-    bounds = [n for n in (min, max) if n is not None]
-    dtype = result_type(self, *bounds)
-    if any(isinstance(n, float) and math.isnan(n) for n in bounds):
-        return b.const(math.nan, dtype, self.shape)
-    (x,) = operands(self, common=dtype)
-    if min is not None:
-        x = _at_least(x, operands(self, min, common=dtype)[1])
-    if max is not None:
-        x = _at_most(x, operands(self, max, common=dtype)[1])
-    return rounded(x, dtype)
-
-
-@lower(aten.clamp_min.default)
-def clamp_min(self: Node, min: Number) -> Node:
-    return clamp(self, min)
-
-
-@lower(aten.clamp_max.default)
-def clamp_max(self: Node, max: Number) -> Node:
-    return clamp(self, None, max)
-
-
-@lower(aten.clamp.Tensor)
-def clamp_tensor(self: Node, min: Node | None = None, max: Node | None = None) -> Node:
-    """As above with bounds element by element; a nan anywhere gives nan."""
-    bounds = [n for n in (min, max) if n is not None]
-    dtype = result_type(self, *bounds)
-    x, *limits = operands(self, *bounds)
-    result = x
-    if min is not None:
-        result = _at_least(result, limits[0])
-    if max is not None:
-        result = _at_most(result, limits[-1])
-    if dtype.is_float:
-        for limit in limits:
-            result = b.where(b.ne(limit, limit), limit, result)
-        result = b.where(b.ne(x, x), x, result)
-    return rounded(result, dtype)
-
-
-@lower(aten.clamp_min.Tensor)
-def clamp_min_tensor(self: Node, min: Node) -> Node:
-    return clamp_tensor(self, min)
-
-
-@lower(aten.clamp_max.Tensor)
-def clamp_max_tensor(self: Node, max: Node) -> Node:
-    return clamp_tensor(self, None, max)
-
-
 # ---------------------------------------------------------------------------------------------- three arguments
 def _lerp(x: Node, y: Node, weight: Node) -> Node:
     """x + weight (y - x), counted from the nearer end; each end one fused step."""
@@ -683,7 +557,7 @@ def _lerp(x: Node, y: Node, weight: Node) -> Node:
     return b.where(b.lt(b.abs_(weight), 0.5), b.fma(weight, difference, x), from_end)
 
 
-@lower(aten.lerp.Tensor, aten.lerp.Scalar)
+@lower(aten.lerp.Tensor, aten.lerp.Scalar, floats=True)
 def lerp(self: Node, end: Node, weight: Operand) -> Node:
     dtype = self.dtype
     shape = broadcast_shape(*(n.shape for n in (self, end, weight) if isinstance(n, Node)))
@@ -696,7 +570,7 @@ def lerp(self: Node, end: Node, weight: Operand) -> Node:
 def addcmul(self: Node, tensor1: Node, tensor2: Node, *, value: Number = 1) -> Lowered:
     """self + value * tensor1 * tensor2, the last product fused into the sum."""
     dtype = result_type(self, tensor1, tensor2)
-    if dtype is BOOL:
+    if dtype is BOOL or not fits(value, dtype):
         return NotImplemented
     x, y, z = operands(self, tensor1, tensor2)
     factor = b.broadcast_to(scalar(value, x.dtype), x.shape)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from thermit.aten.pointwise import truth
+from thermit.aten import samples
+from thermit.aten.logic import truth
 from thermit.aten.table import (
     DTYPE_OF,
     Lowered,
@@ -359,12 +360,12 @@ def norm_dim(self: Node, p: Number | None, dim: Axes, keepdim: bool = False) -> 
     return vector_norm(self, 2 if p is None else p, dim, keepdim)
 
 
-@lower(aten.norm.ScalarOpt_dtype, floats=True)
+@lower(aten.norm.ScalarOpt_dtype, floats=True, samples=samples.norm_dtype)
 def norm_dtype(self: Node, p: Number | None, *, dtype: torch.dtype) -> Lowered:
     return vector_norm(self, 2 if p is None else p, dtype=dtype)
 
 
-@lower(aten.norm.ScalarOpt_dim_dtype, floats=True)
+@lower(aten.norm.ScalarOpt_dim_dtype, floats=True, samples=samples.norm_dim_dtype)
 def norm_dim_dtype(self: Node, p: Number | None, dim: Axes, keepdim: bool, *, dtype: torch.dtype) -> Lowered:
     return vector_norm(self, 2 if p is None else p, dim, keepdim, dtype=dtype)
 

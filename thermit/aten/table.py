@@ -48,13 +48,13 @@ class Lowering:
     """One row: the overload, the function that builds its value, and samples of its own for the tests where no OpInfo has any.
 
     `floats`: eager has the operation for floating-point operands only; others are declined, so that its own error is raised.
-    `samples(dtype)` yields `(args, kwargs)` of real tensors.
+    `samples()` yields `(args, kwargs)` of real tensors.
     """
 
     op: OpOverload
     function: Function
     floats: bool = False
-    samples: Callable[[torch.dtype], Iterator[tuple[tuple[Any, ...], dict[str, Any]]]] | None = None
+    samples: Callable[[], Iterator[tuple[tuple[Any, ...], dict[str, Any]]]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Lowered:
         """The value(s) of the call, or NotImplemented."""
