@@ -186,7 +186,7 @@ def acos(x: Node) -> Node:
 
 
 # ---------------------------------------------------------------------------------------------- erf
-ERF_NEAR = 0.75  # below: a polynomial of its own
+ERF_NEAR, ERFC_NEAR = 0.75, 0.625  # below: a polynomial of its own
 
 
 def _erf_near(size: Node) -> Pair:
@@ -195,15 +195,16 @@ def _erf_near(size: Node) -> Pair:
 
 
 def _erfc_far(size: Node) -> tuple[Pair, Node]:
-    """erfc(size) * 2^100 / scale as a pair, and scale; ERF_NEAR <= size <= 27.5: e^(-size^2) (1 + h) / (1 + 2 size)."""
+    """erfc(size) * 2^100 / scale as a pair, and scale; ERFC_NEAR <= size <= 27.5: e^(-size^2) (1 + h) / (1 + 13/8 size)."""
     square, error = two_product(size, size)
     shifted, _, high, tail = exponential(neg(square), neg(error), magic(FLOAT64, 1023 + 100))
     one, rest = fast_two_sum(like(1.0, size), high)
     power = fast_two_sum(one, add(rest, tail))
-    top, rest = pair_over(power, fast_two_sum(add(size, size), like(1.0, size)))
+    under, under_low = two_product(size, like(13 / 8, size))
+    under, lost = two_sum(under, like(1.0, size))
+    top, rest = pair_over(power, (under, add(under_low, lost)))
     t = div(sub(size, 4.0), add(size, 4.0))
-    h, h_low = fast_two_sum(like(c.ERFC[0], t), mul(t, polynomial(t, c.ERFC[1:])))
-    return fast_two_sum(top, fma(top, h, fma(top, h_low, rest))), power_of_two(shifted)
+    return fast_two_sum(top, fma(top, polynomial(t, c.ERFC), rest)), power_of_two(shifted)
 
 
 def _less(value: float, x: Pair, scale: Node) -> Node:
@@ -213,19 +214,25 @@ def _less(value: float, x: Pair, scale: Node) -> Node:
 
 
 def erf(x: Node) -> Node:
-    """1 - erfc(x) beyond ERF_NEAR."""
+    """Beyond ERF_NEAR 1 - e^(-x^2 + Q(x)): there erfc is small, and so is what its error does."""
     size = abs_(x)
     near, rest = _erf_near(size)
-    far, scale = _erfc_far(at_most(size, 6.0))
-    return copysign(where(lt(size, ERF_NEAR), add(near, rest), _less(1.0, far, mul(scale, 2.0**-100))), x)
+    w = at_most(size, 5.95)
+    square, error = two_product(w, w)
+    top, low = two_sum(neg(square), polynomial(w, c.LOG_ERFC))
+    shifted, _, high, tail = exponential(top, sub(low, error), magic(FLOAT64, 1023))
+    scale = power_of_two(shifted)
+    one, less = fast_two_sum(like(1.0, x), neg(scale))
+    far = add(one, sub(less, mul(scale, add(high, tail))))
+    return copysign(where(lt(size, ERF_NEAR), add(near, rest), far), x)
 
 
 def erfc(x: Node) -> Node:
     size = abs_(x)
-    far, scale = _erfc_far(at_least(at_most(size, 27.5), 0.5))
+    far, scale = _erfc_far(at_least(at_most(size, 27.5), ERFC_NEAR))
     right = mul(mul(add(*far), scale), 2.0**-100)
     left = _less(2.0, far, mul(scale, 2.0**-100))
     negative, one = lt(x, 0.0), like(1.0, x)
     near, rest = _erf_near(size)
     middle = _less(1.0, (where(negative, neg(near), near), where(negative, neg(rest), rest)), one)
-    return where(lt(size, ERF_NEAR), middle, where(negative, left, right))
+    return where(lt(size, ERFC_NEAR), middle, where(negative, left, right))

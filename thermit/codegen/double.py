@@ -30,6 +30,7 @@ from thermit.ir.node import Node
 from thermit.ir.types import FLOAT64
 
 LOG2_E = 1 / math.log(2)
+LN2_REST = 2.3190468138462996e-17  # ln 2 - math.log(2)
 LN2_HIGH, LN2_LOW = 0.6931471805598903, 5.497923018708371e-14  # 42 bits: products with exponents are exact; and the rest
 LOG2_E_LOW = 2.0355273740931033e-17  # 1 / ln 2 - LOG2_E
 LOG10_E, LOG10_E_LOW = 0.4342944819032518, 1.098319650216765e-17
@@ -42,11 +43,11 @@ def exponential(x: Node, extra: Node | None, shift: Node | float) -> tuple[Node,
     """e^(x + extra) = 2^n (1 + high + tail): n + shift, n, high and tail."""
     shifted = fma(x, like(LOG2_E, x), shift if isinstance(shift, Node) else like(shift, x))
     n = sub(shifted, shift)
-    high = fma(n, like(-LN2_HIGH, x), x)
-    low = mul(n, -LN2_LOW)
+    high = fma(n, like(-math.log(2), x), x)  # exact: a multiple of 2^-53 below 1/2
+    low = mul(n, -LN2_REST)
     low = low if extra is None else add(low, extra)
-    r = add(high, low)
-    return shifted, n, high, fma(mul(r, r), polynomial(r, c.EXP), low)
+    tail = mul(mul(high, high), polynomial(high, c.EXP))
+    return shifted, n, high, fma(low, add(add(high, tail), 1.0), tail)
 
 
 def _exp_of(x: Node, extra: Node | None = None) -> Node:
@@ -71,7 +72,7 @@ def exp2(x: Node) -> Node:
     shifted = add(x, shift)
     fraction = sub(x, sub(shifted, shift))
     high, low = two_product(fraction, like(math.log(2), x))
-    low = fma(fraction, like(2.319046813846299e-17, x), low)
+    low = fma(fraction, like(LN2_REST, x), low)
     one, rest = fast_two_sum(like(1.0, x), high)
     power = add(one, fma(mul(high, high), polynomial(high, c.EXP), add(rest, low)))
     return mul(mul(power, power_of_two(shifted)), where(negative, like(2.0**-100, x), like(2.0, x)))
@@ -80,12 +81,13 @@ def exp2(x: Node) -> Node:
 def _expm1_parts(x: Node, halvings: int) -> Pair:
     """(e^x - 1) / 2^halvings for x < 710.7 as a pair; small relative error also near 0."""
     n, shifted = round_with(x, LOG2_E, 1023 - halvings)
-    high = fma(n, like(-LN2_HIGH, x), x)
-    low = mul(n, -LN2_LOW)
-    r = add(high, low)
-    square = mul(r, r)
+    high = fma(n, like(-math.log(2), x), x)
+    low = mul(n, -LN2_REST)
+    square = mul(high, high)
     # r^2 / 2 apart: what is left of the series is small, and so is its error
-    rest = fma(mul(square, r), polynomial(r, c.EXP[1:]), fma(fma(r, r, neg(square)), like(0.5, x), low))
+    cube = mul(mul(square, high), polynomial(high, c.EXP[1:]))
+    power = add(add(fma(square, like(0.5, x), cube), high), 1.0)
+    rest = fma(low, power, fma(fma(high, high, neg(square)), like(0.5, x), cube))
     scale = power_of_two(shifted)
     less, lost = fast_two_sum(scale, like(-(2.0**-halvings), x))  # exact also where scale is the smaller one: it has one bit
     total, error = two_sum(less, mul(scale, high))

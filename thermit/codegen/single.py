@@ -50,6 +50,7 @@ from thermit.ir.node import Node
 from thermit.ir.types import FLOAT32, FLOAT64
 
 LOG2_E = 1 / math.log(2)
+LN2, LN2_REST = 0.6931471824645996, -1.904654299957768e-09  # ln 2 in float32, and the rest
 LN2_HIGH = 0.693145751953125  # 16 bits of ln 2: its products with the exponents of float32 are exact
 LN2_LOW = 1.428606820309417e-06  # ln 2 - LN2_HIGH
 PI_LOW = 1.2246467991473532e-16  # pi - math.pi
@@ -74,11 +75,11 @@ def exp(x: Node) -> Node:
     shift = where(negative, like(magic(FLOAT32, 127 + 100), x), like(magic(FLOAT32, 127 - 1), x))
     shifted = fma(x, like(LOG2_E, x), shift)
     n = sub(shifted, shift)
-    high = fma(n, like(-LN2_HIGH, x), x)
-    low = mul(n, -LN2_LOW)
-    r = add(high, low)
+    high = fma(n, like(-LN2, x), x)  # exact: a multiple of 2^-24 below 1/2
+    low = mul(n, -LN2_REST)
     one, rest = fast_two_sum(like(1.0, x), high)
-    power = add(one, fma(mul(r, r), polynomial(r, c.EXP_SINGLE), add(rest, low)))
+    tail = fma(mul(high, high), polynomial(high, c.EXP_SINGLE), rest)
+    power = add(one, fma(low, add(one, tail), tail))
     return mul(mul(power, power_of_two(shifted)), where(negative, like(2.0**-100, x), like(2.0, x)))
 
 
