@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from thermit.capture.signature import Arg, Attr, Call, Cell, Global, Guard, Held, Item, Source, TensorSpec, holds
-from thermit.runtime.launch import Tables
+from thermit.runtime.tables import Tables
 from thermit.runtime.torch_abi import SCALAR_TYPES, Abi
 from thermit.schedule.memory import span_elems
 
@@ -145,34 +145,6 @@ def python_holds(function, args, nargs, kwnames):
     if true < 0:
         error_clear()
     return true == 1
-
-def aliasing_holds(variant, tensors, data):
-    """Whether different tensors are different objects, groups lie as they lay, and what is written overlaps nothing else."""
-    count = i64[variant + V_TENSORS]
-    specs = i64[variant + V_SPECS]
-    direct = i64[variant + V_DIRECT]
-    for k in range(1, direct):
-        tensor = i64[tensors + 8 * k]
-        for j in range(0, k):
-            if i64[tensors + 8 * j] == tensor and i64[i64[specs + 8 * j] + 56] < 0:
-                return 0
-    if i64[variant + V_GROUPS]:
-        for k in range(0, count):
-            spec = i64[specs + 8 * k]
-            leader = i64[spec + 56]
-            if leader >= 0 and i64[data + 8 * k] - i64[data + 8 * leader] != i64[spec + 64]:
-                return 0
-    for u in range(0, i64[variant + V_UPDATES]):
-        number = i64[i64[variant + V_UPDATED] + 8 * u]
-        spec = i64[specs + 8 * number]
-        begin = i64[data + 8 * number]
-        end = begin + i64[spec + 48]
-        for j in range(0, count):
-            other = i64[specs + 8 * j]
-            at = i64[data + 8 * j]
-            if j != number and at < end and begin < at + i64[other + 48] and (i64[spec + 56] < 0 or i64[other + 56] != i64[spec + 56]):
-                return 0
-    return 1
 '''
 
 TEXT = '''
@@ -250,6 +222,34 @@ def check(variant, args, nargs, kwnames, slots, tensors, data):
                 return 0
         instruction += 48
     return aliasing_holds(variant, tensors, data)
+
+def aliasing_holds(variant, tensors, data):
+    """Whether different tensors are different objects, groups lie as they lay, and what is written overlaps nothing else."""
+    count = i64[variant + V_TENSORS]
+    specs = i64[variant + V_SPECS]
+    direct = i64[variant + V_DIRECT]
+    for k in range(1, direct):
+        tensor = i64[tensors + 8 * k]
+        for j in range(0, k):
+            if i64[tensors + 8 * j] == tensor and i64[i64[specs + 8 * j] + 56] < 0:
+                return 0
+    if i64[variant + V_GROUPS]:
+        for k in range(0, count):
+            spec = i64[specs + 8 * k]
+            leader = i64[spec + 56]
+            if leader >= 0 and i64[data + 8 * k] - i64[data + 8 * leader] != i64[spec + 64]:
+                return 0
+    for u in range(0, i64[variant + V_UPDATES]):
+        number = i64[i64[variant + V_UPDATED] + 8 * u]
+        spec = i64[specs + 8 * number]
+        begin = i64[data + 8 * number]
+        end = begin + i64[spec + 48]
+        for j in range(0, count):
+            other = i64[specs + 8 * j]
+            at = i64[data + 8 * j]
+            if j != number and at < end and begin < at + i64[other + 48] and (i64[spec + 56] < 0 or i64[other + 56] != i64[spec + 56]):
+                return 0
+    return 1
 '''
 
 _EQUAL_TYPES = (int, str, bytes)

@@ -10,11 +10,18 @@ import os
 import threading
 from dataclasses import dataclass
 
-from thermit.runtime import calling, guard, launch, threads
+from thermit.runtime import aten_calls, calling, guard, launch, threads
 from thermit.runtime.native import Library
 from thermit.runtime.pool import LARGE_BYTES, Pool
 from thermit.runtime.torch_abi import Abi, abi
 
+# each calls only what stands above it; optimized (1) is what every call goes through
+_LAYERS = (
+    (0, "\n".join((threads.TEXT, launch.LEAVES, guard.LEAVES, calling.LEAVES))),
+    (1, launch.STEPS),
+    (0, aten_calls.TEXT),
+    (1, "\n".join((launch.TEXT, guard.TEXT, calling.TEXT))),
+)
 _lock = threading.Lock()
 _made: list[Runtime | None] = []
 
@@ -44,11 +51,14 @@ def _compile() -> Runtime | None:
         return None
     pool = Pool(facts)
     switch = (ctypes.c_int64 * 1)()
-    constants = {**facts.constants, **threads.CONSTANTS, **launch.CONSTANTS, **guard.CONSTANTS, **calling.CONSTANTS, "LARGE_BYTES": LARGE_BYTES}
+    parts = threads.CONSTANTS | launch.CONSTANTS | aten_calls.CONSTANTS | guard.CONSTANTS | calling.CONSTANTS
+    constants = facts.constants | parts | {"LARGE_BYTES": LARGE_BYTES}
     addresses = {**facts.addresses, "PID": os.getpid(), "SWITCH": ctypes.addressof(switch)}
     externs = {**facts.externs, **pool.externs}
-    leaves = Library("\n".join((threads.TEXT, launch.LEAVES, guard.LEAVES, calling.LEAVES)), constants, addresses, externs, opt=0)
-    main = Library("\n".join((launch.TEXT, guard.TEXT, calling.TEXT)), constants, addresses, {**externs, **leaves.externs}, opt=1)
-    for library in (leaves, main):
+    address: dict[str, int] = {}
+    for opt, text in _LAYERS:
+        library = Library(text, constants, addresses, externs, opt)
         library.keep()  # entries may be called as long as the process lives
-    return Runtime(facts, pool, {**leaves.address, **main.address}, switch)
+        address |= library.address
+        externs |= library.externs
+    return Runtime(facts, pool, address, switch)
