@@ -76,6 +76,13 @@ def test_stand_ins_go_in_and_come_out() -> None:
     assert tensors_of(args, kwargs) == before
 
 
+def test_what_holds_no_tensor_stays_itself() -> None:
+    inner = (1, (2, 3))
+    part = slice(0, 1)
+    with Substitution((inner, [inner], part), {}, {0: torch.zeros(1)}) as inside:
+        assert inside.args[0] is inner and inside.args[1][0] is inner and inside.args[2] is part
+
+
 def test_changes_made_inside_stay() -> None:
     a, b = torch.ones(1), torch.ones(2)
     items, named = [a, b], {"a": a}

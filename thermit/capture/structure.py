@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ class Substitution:
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], stand_ins: Mapping[int, Any]) -> None:
         self._stand_ins = stand_ins
-        self._originals: dict[int, torch.Tensor] = {}
+        self._originals: dict[int, Any] = {}
+        self._made: list[Any] = []
         self._touched: dict[int, Any] = {}
         self.args = tuple([self._replace(a) for a in args])
         self.kwargs = {name: self._replace(a) for name, a in kwargs.items()}
@@ -45,28 +47,34 @@ class Substitution:
         self.restore()
 
     def restore(self) -> None:
-        """Puts the tensors back."""
+        """Puts the tensors back, and lets the stand-ins go."""
         for container in self._touched.values():
             _refill(container, self._original)
+        self._made.clear()
+        self._originals.clear()
 
     def _original(self, value: Any) -> Any:
         return self._originals.get(id(value), value)
 
     def _replace(self, value: Any) -> Any:
+        new = self._substitute(value)
+        if new is not value:
+            self._originals[id(new)] = value
+            self._made.append(new)  # keeps the id its own
+        return new
+
+    def _substitute(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            stand_in = self._stand_ins.get(id(value), value)
-            if stand_in is not value:
-                self._originals[id(stand_in)] = value
-            return stand_in
+            return self._stand_ins.get(id(value), value)
         kind = type(value)
         if (kind in IMMUTABLE and kind is not slice) or id(value) in self._touched:
             return value
-        if kind is tuple:
-            return tuple([self._replace(v) for v in value])
-        if isinstance(value, tuple) and hasattr(kind, "_fields"):
-            return tuple.__new__(kind, [self._replace(v) for v in value])
+        if kind is tuple or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+            parts = [self._replace(v) for v in value]
+            return value if all(map(operator.is_, parts, value)) else tuple.__new__(kind, parts)
         if kind is slice:
-            return slice(self._replace(value.start), self._replace(value.stop), self._replace(value.step))
+            parts = [self._replace(v) for v in (value.start, value.stop, value.step)]
+            return value if all(map(operator.is_, parts, (value.start, value.stop, value.step))) else slice(*parts)
         if kind is functools.partial:
             return functools.partial(self._replace(value.func), *self._replace(value.args), **self._replace(dict(value.keywords)))
         if _is_refillable(value):
