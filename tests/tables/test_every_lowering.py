@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from lowering_oracle import difference, lowered
-from recorded import Call, from_schema, record, tensors_in, with_special_values
 from torch.utils._pytree import tree_map
 
+from tests.tables.lowering_oracle import difference, lowered
+from tests.tables.recorded import Call, from_schema, record, tensors_in, with_special_values
 from thermit.aten.table import TABLE
 
 ROWS = sorted(TABLE, key=str)
@@ -64,6 +64,16 @@ def _strided(op: Any, args: Any, kwargs: Any) -> Any:
     """The same call on every second element of longer tensors: eager takes its loop without vectors."""
     spread = tree_map(lambda t: torch.stack([t, t], -1)[..., 0] if isinstance(t, torch.Tensor) else t, (args, kwargs))
     return op(*spread[0], **spread[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ALL, ids=str)
+def test_agrees_with_eager_on_many_samples(dtype: torch.dtype) -> None:
+    """The exhaustive form: every type, all of PyTorch's samples."""
+    faults = []
+    for op, samples in record((dtype,), limit=40, samples_of_each=1000).items():
+        faults += [f"{op}: {what}" for args, kwargs, want in samples if (what := difference(op, args, kwargs, want)) is not None]
+    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.parametrize("op", ROWS, ids=str)
