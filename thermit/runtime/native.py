@@ -27,9 +27,10 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,7 +187,7 @@ class _Function:
     def while_(self, test: ast.expr, body: list[ast.stmt], step: ast.stmt | None) -> None:
         head, inside, out = self.fresh("head"), self.fresh("body"), self.fresh("out")
         loop = _Loop(self.fresh("step"), self.fresh("end"), [], [])
-        changed = {n.id for s in (*body, *([step] if step else [])) for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        changed = _assigned([*body, *([step] if step else [])])
         ((outside, before),) = self.jump(head)
         phis = {name: f"%{self.fresh('loop')}" for name in before if name in changed}
         self.start(head, {**before, **phis})
@@ -337,13 +338,25 @@ class Names:
     results: Mapping[str, str]
 
 
-def _functions(text: str) -> list[ast.FunctionDef]:
-    return [f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)]
+def _assigned(statements: Iterable[ast.stmt]) -> set[str]:
+    """The variables that statements change."""
+    found: set[str] = set()
+    for s in statements:
+        match s:
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AugAssign(target=ast.Name(id=name)):
+                found.add(name)
+            case ast.If(body=body, orelse=orelse):
+                found |= _assigned(body) | _assigned(orelse)
+            case ast.While(body=body):
+                found |= _assigned(body)
+            case ast.For(target=ast.Name(id=name), body=body):
+                found |= {name, f"{name}.end"} | _assigned(body)
+    return found
 
 
 def to_llvm(text: str, constants: Mapping[str, int], addresses: Mapping[str, int], externs: Mapping[str, Extern]) -> str:
     """The functions of `text` as LLVM assembly.  Raises SyntaxError that names the function and line."""
-    functions = _functions(text)
+    functions = [f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)]
     table = {name: place for place, name in enumerate((*addresses, *externs))}
     names = Names(constants, frozenset(f.name for f in functions), table, {name: e.result for name, e in externs.items()})
     head = f"@words = global [{max(1, len(table))} x i64] zeroinitializer\n!0 = !{{}}\ndeclare i64 @llvm.ctlz.i64(i64, i1)"
@@ -375,7 +388,7 @@ class Library:
             self._engine.finalize_object()
         words = (ctypes.c_uint64 * len(self._addresses)).from_address(self._engine.get_global_value_address("words"))
         words[:] = self._addresses  # type: ignore[assignment]
-        self.address = {f.name: self._engine.get_function_address(f.name) for f in _functions(text)}
+        self.address = {name: self._engine.get_function_address(name) for name in re.findall(r"^def (\w+)", text, re.MULTILINE)}
 
     @property
     def externs(self) -> dict[str, Extern]:
