@@ -11,6 +11,7 @@ division is floor division.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 from thermit.ir import build
@@ -24,6 +25,7 @@ Form = tuple[int, Terms]  # const, coefficient of each atom (never 0)
 UNBOUNDED = 1 << 62
 
 
+@functools.lru_cache(maxsize=4096)
 def number(value: int) -> Node:
     return build.const(value, INT64)
 
@@ -107,6 +109,9 @@ class Indices:
 
     def linear(self, parts: Iterable[tuple[int, Node]], const: int = 0) -> Node:
         """const + the sum of factor * node."""
+        parts = [(k, node) for k, node in parts if k and node is not ZERO]
+        if not const and len(parts) == 1 and parts[0][0] == 1:
+            return parts[0][1]
         return self._make(self._sum(parts, const))
 
     # ------------------------------------------------------------------ ranges

@@ -8,6 +8,7 @@ reductions depend on it, in which linear forms it occurs); then axes are ordered
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from thermit.ir import build
@@ -41,10 +42,17 @@ def _main(kernel: Kernel) -> Stored:
 
 def _layout(kernel: Kernel) -> Layout:
     """Pulls every store with one variable an axis and chooses the loops from what was seen."""
+    flat = _flat_layout(kernel)
+    if flat is not None:
+        return flat
     probe, variables = _probe(kernel, None)
     apart = _stacked_axis(kernel, probe, variables)
     if apart is not None:
-        probe, variables = _probe(kernel, apart)
+        written_out, named = _probe(kernel, apart)
+        if _values(written_out) <= APART_GROWTH * _values(probe):
+            probe, variables = written_out, named
+        else:
+            apart = None
     main = _main(kernel)
     reductions = [(node, frozenset(atom for i in index for atom in _variables(i)), own) for node, index, own in probe.reached]
     layout = choose(Seen(main.node.shape, main.strides, variables, probe.uses, probe.loads, reductions, probe.scans), probe.indices)
@@ -56,6 +64,28 @@ def _layout(kernel: Kernel) -> Layout:
         if all(atom in axes and axes[atom] in rows for _, terms in forms for atom in terms):
             layout.first.append((node, tuple((const, tuple((axes[atom], k) for atom, k in terms.items())) for const, terms in forms)))
     return layout
+
+
+def _flat_layout(kernel: Kernel) -> Layout | None:
+    """Maps of dense tensors that all have the same strides are one loop: no probe is needed to see it."""
+    main = _main(kernel)
+    shape, strides = main.node.shape, main.strides
+    axes = sorted((a for a, n in enumerate(shape) if n != 1), key=lambda a: -strides[a])
+    if any(strides[a] != strides[b] * shape[b] for a, b in itertools.pairwise(axes)) or not axes or kernel.rows:
+        return None
+    for item in (*kernel.stores, *kernel.loads):
+        if item.node.shape != shape or any(item.strides[a] != strides[a] for a in axes):
+            return None
+    leaves = {load.node for load in kernel.loads}
+    stack, done = [s.node for s in kernel.stores if s.node not in leaves], set(leaves)
+    while stack:
+        node = stack.pop()
+        if node.prim.kind not in ("map", "const"):
+            return None
+        fresh = [a for a in node.args if a not in done]
+        done.update(fresh)
+        stack += fresh
+    return Layout((tuple(axes),), 0)
 
 
 def _probe(kernel: Kernel, apart: int | None) -> tuple[Pull, tuple[Node | None, ...]]:
@@ -90,10 +120,7 @@ def _stacked_axis(kernel: Kernel, probe: Pull, variables: Sequence[Node | None])
     if probe.reached or probe.scans or kernel.rows or any(s.node.type.numel != numel for s in kernel.stores):
         return None
     axes = [a for a, v in enumerate(variables) if v in probe.stacked and _main(kernel).node.shape[a] <= APART_PLACES]
-    if not axes:
-        return None
-    written_out, _ = _probe(kernel, axes[0])
-    return axes[0] if _values(written_out) <= APART_GROWTH * _values(probe) else None
+    return axes[0] if axes else None
 
 
 def _values(probe: Pull) -> int:

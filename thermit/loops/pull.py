@@ -264,9 +264,11 @@ class Pull:
             start += size
         value: Node | None = None
         for start, size, part in reversed(pieces):
-            moved = self.indices.linear([(1, at)], -start)
-            inner = (*index[:axis], moved, *index[axis + 1 :])
-            here = self.pull(part, inner, both(guard, self.between(moved, size)))
+            if size == 1:  # its one place along the axis is there at every index: no guard, so that the parts share what they share
+                here = self.pull(part, (*index[:axis], ZERO, *index[axis + 1 :]), guard)
+            else:
+                moved = self.indices.linear([(1, at)], -start)
+                here = self.pull(part, (*index[:axis], moved, *index[axis + 1 :]), both(guard, self.between(moved, size)))
             value = here if value is None else build.where(_compare(p.LT, self.use(at), number(start + size)), here, value)
         assert value is not None, f"{node!r} at {at!r}"
         return value
