@@ -936,6 +936,32 @@ def subclass_of_dict() -> Fault:
 
 
 @fault
+def numpy_constant() -> Fault:
+    array = np.ones(3, dtype=np.float32)
+    return lambda x: x * torch.tensor(array.tolist()), (vector(),), lambda: array.__setitem__(0, 2.0)
+
+
+@fault
+def descriptor() -> Fault:
+    class Twice:
+        def __init__(self) -> None:
+            self.factor = 2.0
+
+        def __get__(self, owner: Any, kind: Any) -> Any:
+            return owner.n * self.factor
+
+        def __set__(self, owner: Any, value: Any) -> None:
+            raise AttributeError
+
+    class A:
+        n = 1.0
+        k = Twice()
+
+    a = A()
+    return lambda x: x * a.k, (vector(),), lambda: setattr(vars(A)["k"], "factor", 3.0)
+
+
+@fault
 def numpy_array() -> Fault:
     array = np.ones(3)
     return lambda x: x * float(array[0]), (vector(),), lambda: array.__setitem__(0, 2.0)
@@ -1085,8 +1111,6 @@ def test_a_change_is_seen(name: str) -> None:
 
 # Faults that may be refused: eager is right each time.
 MAY_REFUSE = {
-    "lru_cached_function",
-    "numpy_array",
     "object_behind_a_weak_reference",
     "subclass_of_dict",
     "value_of_a_tensor_read_by_numpy",
@@ -1436,6 +1460,11 @@ def fills_an_lru_cache() -> Written:
         return torch.arange(n)
 
     return lambda x: x + table(3) + len(calls), (vector(),)
+
+
+@write
+def reads_a_setting_of_torch() -> Written:
+    return lambda x: x * torch.get_num_threads(), (vector(),)
 
 
 @write

@@ -34,7 +34,7 @@ import torch
 from thermit import config
 from thermit.capture.bytecode import NAMESPACES, Names, function_of, names_of
 from thermit.capture.known import CONTAINERS, is_quiet
-from thermit.capture.origin import LIBRARY, MODULES, STANDARD, USER, class_origin, code_origin, is_library_module
+from thermit.capture.origin import LIBRARY, MODULES, STANDARD, USER, class_origin, code_origin, is_library_module, is_package
 from thermit.capture.reach import Reach, in_class
 from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, ambient, argument_roots, holds
 from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze
@@ -47,6 +47,7 @@ _BUILTINS = vars(builtins)
 # C functions whose result is not a matter of their arguments, or which have an effect: by module, and builtins by name.
 _IMPURE_MODULES = frozenset(("time", "posix", "nt", "_io", "io", "_socket", "select", "_uuid", "_posixsubprocess", "_signal", "_random", "_tkinter"))
 _IMPURE_BUILTINS = frozenset(("print", "input", "open", "breakpoint", "start_new_thread", "exec", "eval"))
+_IMPURE_SETTINGS = frozenset(("get_num_threads", "get_num_interop_threads", "set_num_threads", "set_num_interop_threads", "set_flush_denormal"))
 _GENERATOR_READS = frozenset(("manual_seed", "seed", "set_state", "get_state", "initial_seed", "set_offset", "get_offset"))
 _CLOCKS = frozenset(("now", "today", "utcnow"))
 VALUE_READS = frozenset(("tolist", "numpy", "data_ptr", "__array__", "__dlpack__", "_to_dlpack", "untyped_storage", "storage"))
@@ -141,7 +142,8 @@ class Watcher:
             if origin >= MODULES:
                 self._enter(frame, origin)
             elif origin == STANDARD:
-                self._standard(frame)
+                if not _called_by_library(frame):
+                    self._standard(frame)
             elif frame.f_code in _READING_CODES:
                 self._refuse("reads the values of a tensor", frame)
         elif event == "return" and frame in self._frames:
@@ -201,6 +203,16 @@ class Watcher:
         for value in values:
             roots += self._argument(value)
         self.objects.follow(names, roots, watched=origin is USER)
+        while self.objects.cached:
+            self._cached(self.objects.cached.pop(), frame)
+
+    def _cached(self, function: Any, frame: FrameType) -> None:
+        """A function behind functools.lru_cache: as if it ran.  Packages are trusted to cache only what cannot change."""
+        if type(function) is not FunctionType or (function, "cached") in self._frames_done or is_package(function.__code__):
+            return
+        self._frames_done.add((function, "cached"))
+        names = names_of(function.__code__)
+        self.objects.follow(names, [*self._function(function), *self._globals(function.__globals__, names, frame)])
 
     def _method(self, owner: Any, name: str, function: FunctionType | None) -> None:
         """Guards that the class still has this function under this name; notes objects under construction as new."""
@@ -350,7 +362,7 @@ class Watcher:
         name = getattr(function, "__name__", "")
         if owner is None or isinstance(owner, ModuleType):
             module = function.__module__
-            if module in _IMPURE_MODULES or name in _IMPURE_BUILTINS:
+            if module in _IMPURE_MODULES or name in _IMPURE_BUILTINS or name in _IMPURE_SETTINGS:
                 self._refuse(f"calls {name}()", frame)
         elif isinstance(owner, torch.Tensor):
             if name in VALUE_READS:
@@ -395,6 +407,14 @@ class Watcher:
         code = getattr(self.function, "__code__", None)
         start = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
         return self._writes.get("[]") or next(iter(self._writes.values()), start)
+
+
+def _called_by_library(frame: FrameType) -> bool:
+    """Whether PyTorch asks the standard library for something of its own (its settings in the environment)."""
+    caller = frame.f_back
+    while caller is not None and code_origin(caller.f_code) == STANDARD:
+        caller = caller.f_back
+    return caller is not None and code_origin(caller.f_code) == LIBRARY
 
 
 def watch(function: Any, call: Call, on_refuse: Refused | None = None) -> Watcher:

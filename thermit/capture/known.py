@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from thermit.capture.origin import LIBRARY, USER, class_origin
@@ -25,7 +26,7 @@ CONTAINERS = frozenset((list, tuple, dict, set, frozenset, OrderedDict, defaultd
 _BASES = (list, tuple, dict, set, frozenset, deque)
 _CAN_BE_EMPTY = frozenset((list, tuple, dict, set, OrderedDict))
 _QUIET = IMMUTABLE | {torch.Tensor, torch.nn.Parameter}
-_PARTS_LIMIT = 24  # values in a container that get a guard each, rather than one for all
+_PARTS_LIMIT = 200  # values in a container that get a guard each, rather than one for all
 _LOOK_LIMIT = 50_000  # objects looked through for one that turned up from an unseen place
 
 
@@ -243,13 +244,11 @@ def is_quiet(value: Any) -> bool:
 
 def is_container(value: Any) -> bool:
     """Whether it is compared by what it holds (then its place is a path), rather than by identity."""
-    return type(value) in CONTAINERS or isinstance(value, _BASES)
+    return type(value) in CONTAINERS or isinstance(value, _BASES) or type(value) is np.ndarray
 
 
 def _refuse_impure(value: Any) -> None:
     owner = getattr(value, "__self__", None) if type(value) is BuiltinFunctionType else None
-    if isinstance(value, functools._lru_cache_wrapper):
-        raise NotStatic(f"{value.__qualname__}, whose cache remembers other calls")
     if owner is not None and type(owner).__module__.startswith("numpy.random"):
         raise NotStatic("numpy.random")
 

@@ -61,6 +61,11 @@ def _file_origin(path: str) -> int:
     return USER
 
 
+def is_package(code: CodeType) -> bool:
+    """Whether the code belongs to an installed package."""
+    return any(part in code.co_filename for part in _PACKAGES)
+
+
 def class_origin(kind: type) -> int:
     """USER for classes whose methods are all watched; STANDARD if a base has Python code that is not; MODULES for torch.nn's; else LIBRARY.
 

@@ -9,10 +9,11 @@ runs as a frame of its own.
 from __future__ import annotations
 
 import contextvars
+import functools
 import sys
 import weakref
 from collections.abc import Sequence
-from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from thermit.capture.values import NotStatic
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # backward hooks do nothing to tensors that do not require grad
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _HOOK_TABLES = vars(sys.modules["torch.nn.modules.module"])
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by Python code
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -35,6 +37,7 @@ class Reach(Known):
     def __init__(self, call: Call) -> None:
         super().__init__(call)
         self._children: dict[int, dict[str, Any]] = {}
+        self.cached: list[Any] = []  # functions behind a cache: what they read counts, whether they run or not
         self._shadows: dict[int, set[str]] = {}
         self._watched = True
 
@@ -70,6 +73,9 @@ class Reach(Known):
             return [f for f in (value.fget, value.fset, value.fdel) if f is not None]
         if kind in (staticmethod, classmethod):
             return [value.__func__]
+        if kind is functools._lru_cache_wrapper:
+            self.cached.append(value.__wrapped__)
+            return [value.__wrapped__]
         if kind is weakref.ref:
             if self._watched:  # holding its object would change what the user sees
                 raise NotStatic("a weak reference, which may lose its object")
@@ -143,7 +149,9 @@ class Reach(Known):
         self.guards[place, "absent"] = Guard(place, "absent", frozenset(known))
 
     def _class_attribute(self, value: Any, kind: type, name: str, raw: Any, flattened: bool) -> list[Any]:
-        if isinstance(raw, MemberDescriptorType) or (hasattr(type(raw), "__set__") and not isinstance(raw, FunctionType)):
+        """An attribute that is found in the class.  Slots and fields of extension types are read; other descriptors are code that runs itself."""
+        native = hasattr(type(raw), "__set__") and not type(raw).__flags__ & _HEAP_TYPE
+        if native:
             if flattened or name in ("__dict__", "__class__"):
                 return []
             try:
@@ -152,10 +160,10 @@ class Reach(Known):
                 self.guard(Attr(self.home(value), name), "missing", None)
                 return []
             return self.reach(Attr(self.home(value), name), current)
-        place = Held(kind, kind.__qualname__)
-        if isinstance(raw, classmethod | staticmethod) or (hasattr(type(raw), "__get__") and not isinstance(raw, FunctionType)):
-            return self.reach(Class(kind, name), raw) if class_origin(kind) is USER else []
-        return self.reach(Attr(place, name), raw) if class_origin(kind) is USER else []
+        if class_origin(kind) is not USER:
+            return []
+        described = not isinstance(raw, FunctionType) and hasattr(type(raw), "__get__")
+        return self.reach(Class(kind, name) if described else Attr(Held(kind, kind.__qualname__), name), raw)
 
     def _class_attributes(self, kind: type, attributes: set[str]) -> list[Any]:
         children = self._children.setdefault(id(kind), {})

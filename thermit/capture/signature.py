@@ -244,7 +244,7 @@ class Snapshot:
     tensors: tuple[TensorSpec, ...]
 
     def matches(self, value: Any) -> bool:
-        leaves = Leaves()
+        leaves = Leaves(arrays=True)
         try:
             return freeze(value, leaves) == self.image and tuple([tensor_spec(t) for t in leaves.tensors]) == self.tensors
         except NotStatic:
@@ -256,7 +256,7 @@ class Snapshot:
 
 def snapshot(value: Any, limit: int = 2000) -> tuple[Snapshot, Leaves]:
     """The snapshot of a container and what it holds.  Raises NotStatic, also above `limit` values."""
-    leaves = Leaves(limit)
+    leaves = Leaves(limit, arrays=True)
     image = freeze(value, leaves)
     return Snapshot(image, tuple([tensor_spec(t) for t in leaves.tensors])), leaves
 

@@ -85,11 +85,15 @@ class Same:
 
 
 class Leaves:
-    """What `freeze` met on the way: tensors, objects kept by identity, mutable containers, and how many values in all."""
+    """What `freeze` met on the way: tensors, objects kept by identity, mutable containers, and how many values in all.
 
-    __slots__ = ("containers", "count", "depth", "limit", "objects", "tensors")
+    `arrays`: whether small arrays of numpy are compared by their contents (a constant of the program), or refused (an argument).
+    """
 
-    def __init__(self, limit: int = 100_000) -> None:
+    __slots__ = ("arrays", "containers", "count", "depth", "limit", "objects", "tensors")
+
+    def __init__(self, limit: int = 100_000, arrays: bool = False) -> None:
+        self.arrays = arrays
         self.tensors: list[torch.Tensor] = []
         self.objects: list[Any] = []
         self.containers: list[Any] = []
@@ -195,6 +199,13 @@ def _dataclass(value: Any, leaves: Leaves) -> Any:
     return _parts(kind, None, [getattr(value, name, ABSENT) for name in names], len(names), leaves)
 
 
+def _array(value: Any, leaves: Leaves) -> Any:
+    if not leaves.arrays or value.dtype.hasobject or value.nbytes > 4096:
+        return _refuse(value, leaves)
+    leaves.containers.append(value)
+    return np.ndarray, value.dtype.str, value.shape, value.tobytes()
+
+
 def _derived(value: Any, leaves: Leaves) -> Any:
     """An instance of a class derived from a container: what it holds, in the container's own order, and its attributes."""
     kind = type(value)
@@ -250,6 +261,7 @@ _FREEZE: dict[type, Freeze] = {
     ModuleType: _object,
     functools.partial: _partial,
     torch.Generator: _object,
+    np.ndarray: _array,
 }
 for _kind in (
     str,
