@@ -73,8 +73,8 @@ def _flat_layout(kernel: Kernel) -> Layout | None:
     axes = sorted((a for a, n in enumerate(shape) if n != 1), key=lambda a: -strides[a])
     if any(strides[a] != strides[b] * shape[b] for a, b in itertools.pairwise(axes)) or not axes or kernel.rows:
         return None
-    for item in (*kernel.stores, *kernel.loads):
-        if item.node.shape != shape or any(item.strides[a] != strides[a] for a in axes):
+    for node, its in [(s.node, s.strides) for s in kernel.stores] + [(load.node, load.strides) for load in kernel.loads]:
+        if node.shape != shape or any(its[a] != strides[a] for a in axes):
             return None
     leaves = {load.node for load in kernel.loads}
     stack, done = [s.node for s in kernel.stores if s.node not in leaves], set(leaves)
