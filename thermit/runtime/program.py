@@ -81,6 +81,11 @@ class Program:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of plan.returns.  Raises Stopped before anything was written to an input."""
+        outputs = self.outputs(inputs)
+        return [_result(r, inputs, outputs) for r in self.plan.returns]
+
+    def outputs(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of plan.outputs."""
         if not torch.is_inference_mode_enabled() and any(inputs[i].is_inference() for i in self.plan.updates):
             raise Stopped("an inference tensor is updated outside inference mode")
         try:
@@ -93,7 +98,7 @@ class Program:
             self._arenas.append(arena)
         if self.plan.updates:
             torch.autograd.graph.increment_version([inputs[i] for i in self.plan.updates])
-        return [_result(r, inputs, outputs) for r in self.plan.returns]
+        return outputs
 
     def _run(self, inputs: Sequence[torch.Tensor], arena: _Arena) -> list[torch.Tensor]:
         plan = self.plan
