@@ -9,6 +9,7 @@ rule, which is written down here and tested against the real kernels.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -159,11 +160,23 @@ def _pointwise(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> M
     dtype = _dtypes.get(key)
     if dtype is None:
         dtype = _dtypes[key] = _probe(op, args, kwargs)
-    if len(metas) > 1 and any(m.dtype != metas[0].dtype and not is_dense(m.geometry) for m in metas):
-        return None
-    sizes = shape
-    strides = iterated_strides(sizes, [*(m.geometry for m in metas), *_numbers(op, args)])
-    return Meta(Geometry(sizes, strides, 0), dtype)
+    if op is aten.pow.Scalar and args[0] == 1:  # filled without an iterator
+        return Meta(Geometry(shape, contiguous_strides(shape), 0), dtype)
+    strides = iterated_strides(shape, [*_converted(metas, dtype), *_numbers(op, args)])
+    return Meta(Geometry(shape, strides, 0), dtype)
+
+
+def _converted(metas: Sequence[Meta], result: torch.dtype) -> list[Geometry]:
+    """The operands as the iterator sees them: those of another type than the common one have been copied, without gaps and repeats."""
+    if all(m.dtype == result for m in metas) or all(is_dense(m.geometry) for m in metas):
+        return [m.geometry for m in metas]
+    common = result
+    if result is torch.bool:
+        common = functools.reduce(torch.promote_types, [m.dtype for m in metas])
+    return [
+        m.geometry if m.dtype == common or is_dense(m.geometry) else m.geometry._replace(strides=dense_strides(m.geometry.sizes, m.geometry.strides))
+        for m in metas
+    ]
 
 
 def _numbers(op: OpOverload, args: Sequence[Any]) -> list[Geometry]:

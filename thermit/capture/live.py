@@ -19,7 +19,7 @@ from thermit.capture.arguments import argument, tensors_in
 from thermit.capture.infer import convert
 from thermit.capture.overloads import overload_of
 from thermit.capture.recording import CLOSED, LIVE, TRACING, Line, Recording, Restart, ThermitWarning, Watcher, line_text, user_line
-from thermit.capture.standin import StandIn, is_stand_in, leaked
+from thermit.capture.standin import READS, StandIn, is_stand_in, leaked
 from thermit.capture.storage import Geometry
 from thermit.errors import DataDependentError, UnsupportedError
 from thermit.ir import build as b
@@ -75,7 +75,7 @@ class LiveMode(TorchDispatchMode):
         if self.state is TRACING:
             self.watcher.pause()
             try:
-                self.go_live(f"{method.strip('_')} of a tensor", reads=True)
+                self.go_live(f"{method.strip('_')} of a tensor", reads=method in READS)
             finally:
                 self.watcher.resume()
         if is_input:
@@ -105,6 +105,7 @@ class LiveMode(TorchDispatchMode):
 
     def go_live(self, reason: str, reads: bool = False, quiet: bool = False) -> None:
         """From here on everything is real.  `reads`: because Python wants a value; `quiet`: without a warning."""
+        quiet = quiet or (reason.endswith("requires grad") and not self.strict)  # training is eager, without complaint
         line = user_line(sys._getframe(1))
         self.reason, self.place = reason, line_text(line)
         if self.strict and not quiet:

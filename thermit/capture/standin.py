@@ -113,15 +113,16 @@ def _override(name: str, *, reads: bool) -> Callable[..., Any]:
     original = getattr(torch.Tensor, name)
 
     def method(self: StandIn, *args: Any, **kwargs: Any) -> Any:
-        if reads and (known := self.owner.constant(self)) is not None:
+        owner = self.owner
+        if reads and (known := owner.constant(self)) is not None:
             return original(known, *args, **kwargs)
-        real = self.owner.materialize(self, name)
-        args = tuple([self.owner.real(a) for a in args])
+        real = owner.materialize(self, name)
+        args = tuple([owner.real(a) for a in args])
         if real is None:
             return original(self, *args, **kwargs)
         result = original(real, *args, **kwargs)
         if not reads:
-            self.owner.touched(self)
+            owner.touched(self)
         return self if result is real else result
 
     method.__name__ = name
@@ -141,10 +142,11 @@ def _property(name: str) -> property:
     original = getattr(torch.Tensor, name)
 
     def write(self: StandIn, value: Any) -> None:
-        real = self.owner.materialize(self, f"{name} =")
-        original.__set__(self if real is None else real, self.owner.real(value))
+        owner = self.owner
+        real = owner.materialize(self, f"{name} =")
+        original.__set__(self if real is None else real, owner.real(value))
         if real is not None:
-            self.owner.touched(self)
+            owner.touched(self)
 
     return property(original.__get__, write)
 

@@ -58,6 +58,9 @@ Templates = Callable[[Any], tuple[Template, list[Any]]]
 Refusal = Callable[[], str | None]
 
 
+_NO_DATA = "data is not allocated yet"
+
+
 def active() -> Recorder | None:
     """The recorder of the trace that this thread is in, if any."""
     return _state.recorders[-1] if _state.recorders else None
@@ -90,6 +93,12 @@ def trace(
             value = run(recorder)
     except Restart:
         recorder.state = CLOSED
+        raise
+    except RuntimeError as error:
+        if recorder.state is TRACING and _NO_DATA in str(error):  # native code of PyTorch looked for elements without dispatching
+            recorder.state = CLOSED
+            raise Restart("an operator reads values") from None
+        _finish_failed(recorder)
         raise
     except BaseException:
         _finish_failed(recorder)
