@@ -98,10 +98,14 @@ def peel(loop: For, outer: Mapping[Node, int], indices: Indices) -> tuple[Stmt, 
             known = q.always(first, stop - 1)
             if known is not None:
                 answers[q.node] = TRUE if known else FALSE
-        pieces.append(_piece(loop, first, stop - first, answers, holds))
-    if holds is not None:
-        pieces.append(replace(loop, extent=_choose(holds, 0, loop.extent)))
-    return tuple(pieces)
+        pieces.append(_piece(loop, first, stop - first, answers))
+    if holds is None:
+        return tuple(pieces)
+    name = loop.index.attrs.name
+    return (  # loops that run once or not at all: an "if"
+        For(build.index(name + "usual"), _choose(holds, 1, 0), tuple(pieces)),
+        For(build.index(name + "else"), _choose(holds, 0, 1), (loop,)),
+    )
 
 
 def _aligned(points: list[int], loop: For) -> list[int]:
@@ -115,13 +119,12 @@ def _choose(condition: Node, yes: int, no: int) -> Node:
     return Node(p.WHERE, (condition, number(yes), number(no)), None, TensorType((), INT64))
 
 
-def _piece(loop: For, first: int, count: int, answers: dict[Node, Node], holds: Node | None) -> For:
+def _piece(loop: For, first: int, count: int, answers: dict[Node, Node]) -> For:
     index = build.index(f"{loop.index.attrs.name}p{first}") if first else loop.index
     body = substitute(loop.body, {**answers, **({loop.index: build.add(index, first)} if first else {})})
-    extent = count if holds is None else _choose(holds, count, 0)
     if count * 2 < loop.width:
-        return replace(loop, index=index, extent=extent, body=body, mode="serial", width=1)
-    return replace(loop, index=index, extent=extent, body=body)
+        return replace(loop, index=index, extent=count, body=body, mode="serial", width=1)
+    return replace(loop, index=index, extent=count, body=body)
 
 
 def _usual(asked: list[Question], outer: Mapping[Node, int]) -> tuple[dict[Node, Node], Node | None]:
