@@ -8,6 +8,7 @@ ints and bools are told apart, dicts and sets keep their order, objects of class
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import decimal
@@ -355,12 +356,14 @@ def _classify(kind: type) -> Freeze:
     return _dataclass if plain else _object
 
 
+_TUPLE_FIELD = type(vars(collections.namedtuple("Sample", "field"))["field"])  # what reads a field of a namedtuple
+
 # Not Python classes, but nothing that a trace could read changes in them (or what can is guarded separately).
 _IDENTITIES = frozenset(
     (
         type(threading.Lock()), type(threading.RLock()), ContextVar, property, staticmethod, classmethod, CodeType, CellType, threading.local,
         weakref.ref, torch.finfo, torch.iinfo, SimpleNamespace, np.dtype, np.ufunc, functools._lru_cache_wrapper,
-        MemberDescriptorType, GetSetDescriptorType, MappingProxyType,
+        MemberDescriptorType, GetSetDescriptorType, MappingProxyType, _TUPLE_FIELD,
     )
 )  # fmt: skip
 _FOREIGN = (np.ndarray, bytearray, memoryview, io.IOBase, Iterator, random.Random)
