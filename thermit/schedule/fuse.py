@@ -41,6 +41,7 @@ class Fusion:
         self.apart: set[Node] = set()  # wanted values that are not absorbed and absorb nothing
         self.roots: list[Root] = []
         self.outputs_of_calls: dict[Node, int] = {}
+        self.grown: dict[Root, tuple[list[set[Node]], Group]] = {}  # kernels of the last round, with what they depended on
         self.want()
 
     # ------------------------------------------------------------------ what must be stored
@@ -107,10 +108,25 @@ class Fusion:
         for root in pending:
             if root in done:
                 continue
-            group = self.group(root, wanted, {r.node for r in done})
+            group = self.group_again(root, wanted, {r.node for r in done})
             done.update(group.roots)
             groups.append(group)
         return self.join(groups)
+
+    def group_again(self, root: Root, wanted: set[Node], taken: set[Node]) -> Group:
+        """The kernel of the last round, if nothing that it reaches has changed."""
+        kept = self.grown.get(root)
+        if kept is not None:
+            seen = set(kept[1].trace.visits)
+            if kept[0] == self.facts(seen, wanted, taken):
+                return kept[1]
+        group = self.group(root, wanted, taken)
+        self.grown[root] = (self.facts(set(group.trace.visits), wanted, taken), group)
+        return group
+
+    def facts(self, seen: set[Node], wanted: set[Node], taken: set[Node]) -> list[set[Node]]:
+        """All that decides where the trace of a kernel ends and what it absorbs."""
+        return [seen & wanted, seen & taken, seen & self.apart, seen & self.stored.keys(), {r.node for r in self.roots if r.node in seen}]
 
     def group(self, root: Root, wanted: set[Node], taken: set[Node]) -> Group:
         """The kernel that computes `root`, with what it absorbs."""
@@ -227,27 +243,23 @@ class Fusion:
     # ------------------------------------------------------------------ joining side by side
     def join(self, groups: list[Group]) -> list[Group]:
         """Kernels over the same domain that read the same things become one."""
-        out: list[Group] = []
+        by_shape: dict[Shape, list[Group]] = {}
         for group in groups:
-            root = group.roots[0]
-            host = None
-            for other in out:
-                if self.can_join(group, other):
-                    host = other
-                    break
-            if host is None or root.node in self.apart:
-                out.append(group)
-                continue
-            found = self.trace_into(host, group)
-            host.roots += group.roots
-            host.reads = set(found.leaves)
-        return out
+            hosts = by_shape.setdefault(group.roots[0].node.shape, [])
+            at = next((k for k, other in enumerate(hosts) if self.can_join(group, other)), None)
+            if at is None or group.roots[0].node in self.apart:
+                hosts.append(group)
+            else:
+                hosts[at] = self.joined(hosts[at], group)
+        return [group for hosts in by_shape.values() for group in hosts]
 
-    def trace_into(self, host: Group, group: Group) -> Trace:
-        """The trace of a kernel with what another one, over the same domain, computes."""
-        shape = group.roots[0].node.shape
-        labels = tuple(1 << a if n != 1 else 0 for a, n in enumerate(shape))
-        return trace(group.roots[0].node, lambda node, at, t: node in group.trace.leaves, host.trace, labels)
+    def joined(self, host: Group, group: Group) -> Group:
+        """One kernel, over the domain of both."""
+        both = host.trace.copy()
+        root = group.roots[0].node
+        labels = tuple(1 << a if n != 1 else 0 for a, n in enumerate(root.shape))
+        trace(root, lambda node, at, t: node in group.trace.leaves, both, labels)
+        return Group(host.roots + group.roots, both, host.rows, set(both.leaves))
 
     def can_join(self, group: Group, other: Group) -> bool:
         a, b = group.roots[0].node, other.roots[0].node

@@ -80,10 +80,9 @@ class Arrangement:
         while changed:
             changed = False
             writers = [g for g in self.groups if any(r.target == "update" for r in g.roots)]
-            before: set[Unit] = set()
-            others: list[Unit] = [*(g for g in self.groups if g not in writers), *self.calls]
-            for unit in others:
-                before |= self.below(unit)
+            if not writers:
+                return
+            before = self.below([*(g for g in self.groups if g not in writers), *self.calls])
             for g in writers:
                 for r in [r for r in g.roots if r.target == "update"]:
                     x = inputs[r.index]
@@ -107,9 +106,10 @@ class Arrangement:
                 out.append(maker)
         return out
 
-    def below(self, unit: Unit) -> set[Unit]:
+    def below(self, units: list[Unit]) -> set[Unit]:
+        """Everything that the units need."""
         found: set[Unit] = set()
-        stack = self.needs(unit)
+        stack = [need for unit in units for need in self.needs(unit)]
         while stack:
             u = stack.pop()
             if u not in found:

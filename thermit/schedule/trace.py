@@ -27,7 +27,10 @@ class Trace:
     closure: list[int]
     visits: dict[Node, list[Labels]] = field(default_factory=dict)
     leaves: dict[Node, None] = field(default_factory=dict)
-    absorbed: dict[Node, Labels] = field(default_factory=dict)
+
+    def copy(self) -> Trace:
+        visits = {node: list(labels) for node, labels in self.visits.items()}
+        return Trace(list(self.extents), list(self.closure), visits, dict(self.leaves))
 
     def closed(self, labels: Labels) -> int:
         """The variables of all loops around a value with these labels."""
