@@ -214,16 +214,27 @@ def convert(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
+def _statistics(result: Any, args: Sequence[Any]) -> Any:
+    """Norms of half types save their statistics in the type of the weight, which the metas do not know."""
+    x, weight = args[0], next((a for a in args[1:] if isinstance(a, Meta)), None)
+    dtype = x.dtype if weight is None else weight.dtype
+    return (result[0], *(m._replace(dtype=dtype) for m in result[1:3]), *result[3:])
+
+
 def _batch_norm(result: Any, args: Sequence[Any]) -> Any:
     """In evaluation the kernel saves no statistics."""
     if args[5]:
-        return result
+        return _statistics(result, args)
     empty = Geometry((0,), (1,), 0)
     return (result[0], *(Meta(empty, m.dtype) for m in result[1:]))
 
 
 # Where PyTorch's metas differ from its CPU kernels.
-_CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any]], Any]] = {aten.native_batch_norm.default: _batch_norm}
+_CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any]], Any]] = {
+    aten.native_batch_norm.default: _batch_norm,
+    aten._native_batch_norm_legit_functional.default: _statistics,
+    aten.native_layer_norm.default: _statistics,
+}
 
 
 def _to_meta(value: Any) -> Any:

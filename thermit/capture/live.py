@@ -61,7 +61,10 @@ class LiveMode(TorchDispatchMode):
         node = stand_in.cell.read(stand_in.geometry, stand_in.element)
         if node is None:
             return None
-        return torch.full(node.shape, node.attrs.value, dtype=stand_in.dtype) if b.is_const(node) else None
+        if not b.is_const(node):
+            return None
+        with _unrecorded():
+            return torch.full(node.shape, node.attrs.value, dtype=stand_in.dtype)
 
     def materialize(self, stand_in: StandIn, method: str) -> torch.Tensor | None:
         """Called by a method that needs the tensor itself.  None: the stand-in may be used as it is (it is real now, or need not be)."""

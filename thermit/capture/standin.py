@@ -115,7 +115,8 @@ def _override(name: str, *, reads: bool) -> Callable[..., Any]:
     def method(self: StandIn, *args: Any, **kwargs: Any) -> Any:
         owner = self.owner
         if reads and (known := owner.constant(self)) is not None:
-            return original(known, *args, **kwargs)
+            with torch._C._DisableTorchDispatch():
+                return original(known, *args, **kwargs)
         real = owner.materialize(self, name)
         args = tuple([owner.real(a) for a in args])
         if real is None:

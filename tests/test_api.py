@@ -1,0 +1,315 @@
+"""The callable: options, kinds of functions, variants, faults, threads, stages, explanation."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+import threading
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import thermit
+from thermit import ThermitWarning, UnexpectedCompileError, UnsupportedError, api, config
+
+
+def scaled(x, k=2.0, *, shift=1):
+    """x * k + shift."""
+    return x * k + shift
+
+
+def compiled(j):
+    return j._state.compiled
+
+
+# ---------------------------------------------------------------------------------------------- kinds of functions
+class Scaler:
+    k = 3.0
+
+    @thermit.jit
+    def method(self, x):
+        return x * self.k
+
+    @thermit.jit
+    @staticmethod
+    def static(x):
+        return x * 4
+
+    @staticmethod
+    @thermit.jit
+    def static_outside(x):
+        return x * 5
+
+    @classmethod
+    @thermit.jit
+    def of_class(cls, x):
+        return x * cls.k
+
+    def __call__(self, x):
+        return x * self.k + 1
+
+
+def test_kinds_of_callables():
+    x, s = torch.randn(5), Scaler()
+    cases = {
+        "function": (thermit.jit(scaled), scaled),
+        "options": (thermit.jit(max_variants=3)(scaled), scaled),
+        "lambda": (thermit.jit(lambda x: x - 1), lambda x: x - 1),
+        "partial": (thermit.jit(functools.partial(scaled, k=5)), functools.partial(scaled, k=5)),
+        "object": (thermit.jit(s), s),
+        "method": (s.method, lambda x: x * 3),
+        "bound method": (thermit.jit(s.__call__), s),
+        "static": (Scaler.static, lambda x: x * 4),
+        "static outside": (s.static_outside, lambda x: x * 5),
+        "class method": (Scaler.of_class, lambda x: x * 3),
+        "builtin": (thermit.jit(torch.sin), torch.sin),
+        "twice": (thermit.jit(thermit.jit(scaled)), scaled),
+    }
+    for name, (j, f) in cases.items():
+        for _ in range(3):
+            assert torch.equal(j(x), f(x)), name
+    for bad in (3, torch.Tensor, None):
+        with pytest.raises((TypeError, AttributeError)):
+            thermit.jit(bad)(x)
+    with pytest.raises(ValueError, match="on_miss"):
+        thermit.jit(scaled, on_miss="never")
+
+
+def test_it_looks_like_the_function():
+    j = thermit.jit(scaled)
+    assert (j.__name__, j.__doc__, j.__wrapped__, j.__module__) == ("scaled", scaled.__doc__, scaled, scaled.__module__)
+    assert inspect.signature(j) == inspect.signature(scaled)
+    assert copy.copy(j) is j and copy.deepcopy(j) is j and "scaled" in repr(j)
+    assert Scaler().method.__self__.k == 3.0 and Scaler.method.__name__ == "method"
+    again = pickle.loads(pickle.dumps(thermit.jit(pickled, strict=True)))
+    assert again._state.strict and torch.equal(again(torch.ones(2)), torch.ones(2) * 2)
+
+
+def pickled(x):
+    return x * 2
+
+
+def test_a_module_stays_itself():
+    m = torch.nn.Linear(3, 4)
+    assert thermit.jit(m) is m and list(thermit.jit(m).state_dict()) == ["weight", "bias"]
+
+
+# ---------------------------------------------------------------------------------------------- arguments and results
+class Point(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@dataclass
+class Pair:
+    a: torch.Tensor
+    b: int
+
+
+def test_nested_arguments_and_results():
+    @thermit.jit
+    def f(d, *rest, p, q=None):
+        return {"sum": d["a"][0] + p.x, "rest": [r * 2 for r in rest], "none": q}, Point(p.y, d["a"][1]), Pair(p.x * 2, 7)
+
+    def args():
+        return {"a": [torch.ones(2), torch.zeros(2)]}, torch.ones(3), torch.ones(1)
+
+    for _ in range(3):
+        d, *rest = args()
+        p = Point(torch.ones(2), torch.ones(2))
+        out, point, pair = f(d, *rest, p=p)
+        assert torch.equal(out["sum"], torch.full((2,), 2.0)) and len(out["rest"]) == 2 and out["none"] is None
+        assert type(point) is Point and point.x is p.y and point.y is d["a"][1] and pair.b == 7 and type(pair) is Pair
+    assert compiled(f) == 1
+
+
+def test_wrong_arguments_give_pythons_error():
+    j = thermit.jit(scaled)
+    for args, kwargs in (((), {}), ((1, 2, 3, 4), {}), ((torch.ones(2),), {"nothing": 1})):
+        with pytest.raises(TypeError) as mine:
+            j(*args, **kwargs)
+        with pytest.raises(TypeError) as theirs:
+            scaled(*args, **kwargs)
+        assert str(mine.value) == str(theirs.value)
+
+
+weight = torch.ones(3)
+
+
+def test_tensors_read_from_outside_are_inputs_by_reference():
+    bias = torch.zeros(3)
+    j = thermit.jit(lambda x: x * weight + bias)
+    x = torch.ones(3)
+    assert torch.equal(j(x), torch.ones(3))
+    weight.mul_(2)
+    bias.add_(1)
+    assert torch.equal(j(x), torch.full((3,), 3.0))
+    bias = torch.full((3,), 5.0)
+    assert torch.equal(j(x), torch.full((3,), 7.0)) and compiled(j) == 1
+    bias = torch.full((3,), 5)
+    assert torch.equal(j(x), torch.full((3,), 7.0)) and compiled(j) == 2
+    weight.div_(2)
+
+
+def test_python_values_are_guarded():
+    j = thermit.jit(scaled)
+    x = torch.ones(2)
+    for k in (2.0, 3.0, 2.0, 3, True):
+        assert torch.equal(j(x, k), scaled(x, k))
+    assert compiled(j) == 4
+
+
+# ---------------------------------------------------------------------------------------------- variants
+def test_max_variants_names_what_keeps_changing():
+    j = thermit.jit(scaled, max_variants=2)
+    for n in (1, 2):
+        j(torch.ones(n))
+    with pytest.warns(ThermitWarning, match=r"compiled 2 times.*x: float32\[1\].*float32\[2\]"):
+        assert torch.equal(j(torch.ones(3)), torch.full((3,), 3.0))
+    assert torch.equal(j(torch.ones(4)), torch.full((4,), 3.0)) and compiled(j) == 2
+
+
+def test_on_miss():
+    j = thermit.jit(scaled, on_miss="error")
+    j(torch.ones(1))
+    with pytest.raises(UnexpectedCompileError, match=r"float32\[1\].*float32\[2\]"):
+        j(torch.ones(2))
+    j = thermit.jit(scaled, on_miss="eager")
+    j(torch.ones(1))
+    assert torch.equal(j(torch.ones(2)), torch.full((2,), 3.0)) and compiled(j) == 1
+
+
+def test_disable():
+    j = thermit.jit(scaled)
+    j(torch.ones(1))
+    with thermit.disable():
+        j(torch.ones(2))
+        assert compiled(j) == 1
+
+    @thermit.disable
+    def g(x):
+        return j(x)
+
+    @thermit.disable()
+    def h(x):
+        return j(x)
+
+    g(torch.ones(2))
+    h(torch.ones(2))
+    assert compiled(j) == 1
+    j(torch.ones(2))
+    assert compiled(j) == 2
+
+
+def test_log_compiles(capfd):
+    with thermit.log_compiles():
+        thermit.jit(scaled)(torch.ones(3))
+    thermit.jit(scaled)(torch.ones(3))
+    assert capfd.readouterr().err.count("thermit: compiled scaled in") == 1
+
+
+# ---------------------------------------------------------------------------------------------- eager calls
+def test_what_runs_eagerly_is_eagers():
+    j = thermit.jit(scaled)
+    x = torch.ones(3, requires_grad=True)
+    j(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    assert "requires grad" in str(j.explain(x))
+    j = thermit.jit(lambda x: x * 2)
+    kinds = torch.ones(3, device="meta"), torch.ones(2).to_sparse(), torch.nn.Parameter(torch.ones(2)), torch.ones(2).to(torch.complex64).conj()
+    for y in kinds:
+        got, want = j(y), y * 2
+        assert type(got) is type(want) and got.device == want.device and got.layout == want.layout
+    assert compiled(j) == 0
+    with pytest.raises(UnsupportedError):
+        thermit.jit(scaled, strict=True)(torch.ones(3, device="meta"))
+
+
+def test_a_fault_of_ours_warns_once_and_runs_eagerly(monkeypatch):
+    def broken(*args):
+        raise RuntimeError("not today")
+
+    monkeypatch.setattr(api, "compile_graph", broken)
+    with pytest.raises(RuntimeError, match="not today"):
+        thermit.jit(scaled)(torch.ones(2))
+    monkeypatch.setattr(config, "current", config.replace(config.current, raise_faults=False))
+    j = thermit.jit(scaled)
+    with pytest.warns(ThermitWarning, match="fault of thermit's.*not today"):
+        assert torch.equal(j(torch.ones(2)), torch.full((2,), 3.0))
+    assert torch.equal(j(torch.ones(3)), torch.full((3,), 3.0))
+
+
+def test_an_interrupt_leaves_nothing_half_done(monkeypatch):
+    j, x = thermit.jit(scaled), torch.ones(2)
+    real = api.compile_graph
+
+    def interrupted(*args):
+        real(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "compile_graph", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        j(x)
+    monkeypatch.setattr(api, "compile_graph", real)
+    assert compiled(j) == 0 and not j._state.variants and not j._state.compiling
+    assert torch.equal(j(x), torch.full((2,), 3.0)) and compiled(j) == 1
+
+
+def test_threads_call_and_compile():
+    functions = [thermit.jit(lambda x, k=k: (x * k).sin() + k, max_variants=100) for k in range(3)]
+    wrong = []
+
+    def work(seed):
+        for i in range(40):
+            k, n = (seed + i) % 3, 1 + (seed * i) % 7
+            x = torch.full((n,), float(seed))
+            if not torch.allclose(functions[k](x), (x * k).sin() + k, atol=1e-6):
+                wrong.append((seed, i))
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+# ---------------------------------------------------------------------------------------------- stages
+def test_stages():
+    j, x = thermit.jit(scaled), torch.ones(4, 6)
+    traced = j.trace(thermit.TensorSpec((4, 6)), 3.0)
+    assert "mul" in traced.as_text() and traced.graph.outputs[0].strides == (6, 1)
+    lowered = traced.lower()
+    for stage, word in (("graph", "add"), ("kernels", "k0"), ("loops", "for"), ("llvm", "define"), ("asm", "ret")):
+        assert word in lowered.as_text(stage), stage
+    with pytest.raises(ValueError, match="no stage"):
+        lowered.as_text("python")
+    assert lowered.cost_analysis() == {"flops": 48, "bytes": 192}
+    assert lowered.memory_analysis()["output_bytes"] == 96
+    run = lowered.compile()
+    assert torch.equal(run(x, 3.0), x * 3 + 1) and "k0" in run.as_text()
+    with pytest.raises(TypeError, match=r"must be torch.float32 \[4, 6\]"):
+        run(torch.ones(3), 3.0)
+    assert compiled(j) == 0
+    with pytest.raises(thermit.DataDependentError):
+        thermit.jit(lambda x: float(x.sum())).trace(x)
+
+
+def test_explain():
+    def f(x):
+        return (x @ x.t()).relu().sum()
+
+    j, x = thermit.jit(f), torch.randn(4, 4)
+    record = j.explain(x)
+    assert record.eager == "" and record.calls == ("aten.mm.default",) and record.kernels >= 1 and record.cost["flops"] >= 128
+    for word in ("kernels", "bytes moved", "compiled in", "run by PyTorch", "holds while"):
+        assert word in str(record)
+    j(torch.randn(5, 5))
+    assert "compiled again because" in str(j.explain(x)) and "float32[5,5]" in str(j.explain(x))
+    with pytest.warns(ThermitWarning):
+        text = str(thermit.jit(lambda x: x.sum().item()).explain(x))
+    assert "runs eagerly: item of a tensor" in text and "test_api.py" in text
