@@ -452,6 +452,24 @@ def test_nothing_is_touched_outside_of_memories() -> None:
     assert done.returncode == 0 and done.stdout.startswith("ok"), done.stderr[-2000:]
 
 
+def test_stores_around_the_cache_are_aligned() -> None:
+    """Only whole vectors at multiples of the width go around it; tails, backward and shifted ones do not: they would fault."""
+    for n in (64, 45, 16):
+        for dtype in (FLOAT32, INT8, FLOAT64):
+            backward = b.sub(c(n - 1), i)
+            memories = [one("x", dtype, n)] + [Memory(m, dtype, "out", n + 3, (), True) for m in "oprs"]
+            value = b.load("x", dtype, i)
+            row = For(j, 4, (Store("s", b.add(b.mul(b.div(i, c(16)), c(4)), j), b.load("x", dtype, j)),), "vector", 4)
+            body = (Store("o", i, value), Store("p", backward, value), Store("r", b.add(i, c(1)), value))
+            space = np.zeros((5, 1024), samples(1, dtype).dtype)
+            arrays = [a[(-a.ctypes.data % 64) // a.itemsize :] for a in space]
+            arrays[0][:n] = samples(n, dtype)
+            assert run(LoopProgram("kernel", tuple(memories), i, n, body, "vector", 16), arrays) == 0
+            assert run(LoopProgram("kernel", tuple(memories), i, n, (row,)), arrays) == 0
+            x = arrays[0][:n]
+            assert np.array_equal(arrays[1][:n], x) and np.array_equal(arrays[2][:n], x[::-1]) and np.array_equal(arrays[3][1 : n + 1], x)
+
+
 # ---------------------------------------------------------------------------------------------- text
 @pytest.mark.parametrize("level", ["sse2", "sse4", "avx2", "avx512"])
 def test_nothing_outside_of_the_module_is_called(level: str) -> None:

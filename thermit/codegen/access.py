@@ -77,8 +77,10 @@ def contiguous_load(w: FunctionWriter, memory: Memory, offset: str, width: int, 
     return reverse(w, raw, kind, width) if backward else raw
 
 
-def contiguous_store(w: FunctionWriter, memory: Memory, offset: str, width: int, mask: str | None, raw: str, backward: bool, whole: bool = False) -> None:
-    """`whole`: the offset is a multiple of the width."""
+def contiguous_store(
+    w: FunctionWriter, memory: Memory, offset: str, width: int, mask: str | None, raw: str, backward: bool, whole: bool = False
+) -> None:
+    """`whole`: the offset of lane 0 is a multiple of the width."""
     kind, align = memory_type(memory.dtype), memory.dtype.itemsize
     if backward:
         offset = w.op(f"sub i64 {offset}, {width - 1}")
@@ -86,7 +88,7 @@ def contiguous_store(w: FunctionWriter, memory: Memory, offset: str, width: int,
         mask = reverse(w, mask, "i1", width) if mask is not None else None
     if mask is None:
         hint = ""
-        if whole and memory.stream and width * align >= w.target.vector_bits // 8:
+        if whole and not backward and memory.stream and width * align >= w.target.vector_bits // 8:
             align, hint, w.streams = min(64, width * align), ", !nontemporal !99", True
         w.line(f"  store {vector(kind, width)} {raw}, ptr {address(w, memory, offset)}, align {align}{hint}")
     else:

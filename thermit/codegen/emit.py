@@ -29,7 +29,6 @@ from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.loops.nest import Acc, Check, For, LoopProgram, Memory, Stmt, Store, exprs_of
 
-
 STREAM = "!99 = !{i32 1}\n"  # of stores that go around the cache
 
 
