@@ -36,7 +36,17 @@ class Owner(Protocol):
 _CPU = torch.device("cpu")
 
 
-class StandIn(torch.Tensor):
+class _LikeTensor(type(torch.Tensor)):  # type: ignore[misc]
+    """Code that asks `type(x) == torch.Tensor`, or looks type(x) up in a table, gets the answer for a tensor (`is` is refused: facts.py)."""
+
+    def __eq__(cls, other: object) -> bool:
+        return other is torch.Tensor or other is cls
+
+    def __hash__(cls) -> int:
+        return hash(torch.Tensor)
+
+
+class StandIn(torch.Tensor, metaclass=_LikeTensor):
     """See the module.  `backing` is the real tensor once the trace has gone live."""
 
     owner: Owner
@@ -69,6 +79,10 @@ class StandIn(torch.Tensor):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return torch.Tensor
+
+
+StandIn.__name__ = StandIn.__qualname__ = "Tensor"
+StandIn.__module__ = "torch"
 
 
 def is_stand_in(value: Any) -> bool:
