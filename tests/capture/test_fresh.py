@@ -224,6 +224,13 @@ def test_fresh_state_compiles(name: str) -> None:
     assert any(v.compilation is not None for variants in compiled._state.variants.values() for v in variants), compiled.explain(vector())
 
 
+@fresh
+def class_of_a_tensor(x: Any) -> Any:
+    table = {torch.Tensor: 2.0}
+    y = x * table[type(x)] if type(x) == torch.Tensor and type(x) in (int, torch.Tensor) else x + 100  # noqa: E721
+    return y * len(type(x).__name__) if isinstance(x, torch.Tensor) and x.__class__ is torch.Tensor else y
+
+
 MODULES: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(4, 4), (2, 4)),
     "convolution": (lambda: nn.Conv2d(3, 4, 3, padding=1), (1, 3, 5, 5)),

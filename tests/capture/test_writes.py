@@ -432,6 +432,24 @@ def changes_the_default_dtype() -> Written:
 
 
 @write
+def compares_a_class() -> Written:
+    return lambda x: x * 2 if type(x) is torch.Tensor else x + 100, (vector(),)
+
+
+@write
+def compares_a_class_in_a_helper() -> Written:
+    def helper(y: Any, a: Any) -> Any:
+        return y * 2 if type(a) is not torch.nn.Parameter else y + 100
+
+    return lambda x: helper(x + 1, x), (vector(),)
+
+
+@write
+def compares_two_classes() -> Written:
+    return lambda x, y: x * 2 if type(x) is type(y) else x + 100, (vector(), torch.nn.Parameter(vector(), requires_grad=False))
+
+
+@write
 def reads_its_globals() -> Written:
     return lambda x: x * globals()["SCALE"], (vector(),)
 

@@ -43,7 +43,7 @@ _CHANGES = frozenset(
 )  # fmt: skip
 _EXTENDED = _OPS["EXTENDED_ARG"]
 _SILENT = _ops("CACHE", "PRECALL", "EXTENDED_ARG", "KW_NAMES", "PUSH_NULL", "NOP")
-_CALL, _CONSTANT = _OPS["CALL"], _OPS["LOAD_CONST"]
+_CALL, _CONSTANT, _IS = _OPS["CALL"], _OPS["LOAD_CONST"], _OPS["IS_OP"]
 _SIMPLE = _ops("LOAD_CONST", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_SMALL_INT")
 
 # What reaches attributes whose names need not stand in the code.
@@ -58,6 +58,7 @@ class Names:
 
     `strings`: constants that could be names (for getattr and its kin).  `reflects`: attributes are also reached by names that are computed.
     `tries`: it has exception handlers, so an attribute may be asked for that is not there.  `nested`: code written inside.
+    `compares_class`: it asks `type(x) is torch.Tensor` or the like, which a stand-in cannot answer.
     `writes`: line of the first store to each name; "[]" for a subscript; a closed-over variable by its name.
     """
 
@@ -69,6 +70,7 @@ class Names:
     writes: dict[str, int] = field(default_factory=dict)
     reflects: bool = False
     tries: bool = False
+    compares_class: bool = False
 
 
 _cache: dict[CodeType, Names] = {}
@@ -94,6 +96,8 @@ def _scan(code: CodeType) -> Names:
         if op in _GLOBALS and code.co_names[arg >> _SHIFT.get(op, 0)] in BY_NAME:
             found.reflects = found.reflects or not _asks_constant(code, listing, place)
             found.tries = True
+        if op == _IS and not found.compares_class:
+            found.compares_class = _compares_class(code, listing, place)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             _merge(found, names_of(constant))
@@ -155,6 +159,13 @@ def _asks_constant(code: CodeType, listing: list[tuple[int, int, int]], place: i
     return False
 
 
+def _compares_class(code: CodeType, listing: list[tuple[int, int, int]], place: int) -> bool:
+    """Whether an `is` has a call of type() on one side and torch.Tensor, Parameter or another call of type() on the other."""
+    near = [(op, arg) for _, op, arg in listing[max(0, place - 40) : place] if op not in _SILENT][-8:]
+    names = [code.co_names[arg >> _SHIFT.get(op, 0)] for op, arg in near if op in _GLOBALS or op in _ATTRIBUTES]
+    return "type" in names and (names.count("type") > 1 or not {"Tensor", "Parameter"}.isdisjoint(names))
+
+
 def _cell_name(code: CodeType, arg: int) -> str:
     """Name of the variable of a STORE_DEREF: its argument counts locals, then cells that are not arguments, then free variables."""
     cells = tuple(c for c in code.co_cellvars if c not in code.co_varnames)
@@ -170,6 +181,7 @@ def _merge(found: Names, inner: Names) -> None:
     found.nested |= inner.nested
     found.tries |= inner.tries
     found.reflects |= inner.reflects
+    found.compares_class |= inner.compares_class
     for name, line in inner.writes.items():
         found.writes.setdefault(name, line)
 

@@ -75,6 +75,7 @@ class Watcher:
         self.refused: str | None = None
         self._importing: FrameType | None = None
         self.where = ""
+        self.again = False  # the refusal came before anything was done: the function can be called again from the start
         self._told = False
         self.objects = Reach(call)
         self.find, self.place = self.objects.find, self.objects.place
@@ -191,6 +192,9 @@ class Watcher:
         self._frames_done.add(done)
         self._fresh.setdefault(id(values), values)  # keeps the ids above from being used again
         self._nested |= names.nested
+        if names.compares_class and origin is USER:
+            self.again = not self._frames_done - {done} or holds(tuple(self.objects.guards.values()), self.call) is None
+            self._refuse("compares the class of a tensor with `is` (isinstance can be compiled)", frame)
         for name, line in names.writes.items():
             self._writes.setdefault(name, f"{code.co_filename}:{line}")
         roots: list[Any] = []
