@@ -8,13 +8,16 @@ reductions depend on it, in which linear forms it occurs); then axes are ordered
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import Shape, TensorType
+from thermit.loops.canonical import canonical
 from thermit.loops.index import ZERO, number
 from thermit.loops.layout import Layout, Seen, choose
 from thermit.loops.nest import LoopProgram, Store
@@ -29,6 +32,11 @@ SCATTER: dict[str, p.Prim] = {"add": p.ADD, "mul": p.MUL, "min": p.MIN, "max": p
 
 def lower(kernel: Kernel) -> LoopProgram:
     """The kernel as serial loops; stores and reductions of one row stand in one iteration of the parallel loop."""
+    return replace(_lowered(canonical(kernel)), name=kernel.name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _lowered(kernel: Kernel) -> LoopProgram:
     if any(s.node.prim is p.SCATTER for s in kernel.stores) and all(load.node is not kernel.stores[0].node for load in kernel.loads):
         return lower_scatter(kernel)
     layout = _layout(kernel)

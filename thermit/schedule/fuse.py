@@ -42,6 +42,12 @@ class Fusion:
         self.roots: list[Root] = []
         self.outputs_of_calls: dict[Node, int] = {}
         self.grown: dict[Root, tuple[list[set[Node]], Group]] = {}  # kernels of the last round, with what they depended on
+        self.bit = {node: 1 << k for k, node in enumerate(self.order)}
+        self.below: dict[Node, int] = {}  # everything that a value is made of, as bits
+        for node in self.order:
+            self.below[node] = self.bit[node]
+            for arg in node.args:
+                self.below[node] |= self.below[arg]
         self.want()
 
     # ------------------------------------------------------------------ what must be stored
@@ -92,12 +98,16 @@ class Fusion:
         """Kernels for all roots, grown until no rule stores anything more."""
         self.cut_large()
         while True:
-            before = len(self.stored) + len(self.apart)
+            before = self.size()
             groups = self.grow_once()
-            if len(self.stored) + len(self.apart) == before:
+            if self.size() == before:
                 self.store_shared(groups)
-            if len(self.stored) + len(self.apart) == before:
+            if self.size() == before:
                 return groups
+
+    def size(self) -> int:
+        """How much is decided: it only grows."""
+        return len(self.stored) + len(self.apart) + len(self.roots)
 
     def grow_once(self) -> list[Group]:
         place = {node: k for k, node in enumerate(self.order)}
@@ -172,6 +182,8 @@ class Fusion:
     def joins(self, node: Node, found: Trace, root: Root) -> bool:
         """Whether a wanted value can be written by the kernel that needs it: somewhere it is needed over the whole domain, or once a row."""
         if root.node.prim is p.SCATTER or node.prim.kind == "scan":
+            return False
+        if any(self.below[leaf] & self.bit[node] for leaf in found.leaves):  # what the kernel reads waits for this value
             return False
         domain = (1 << len(root.node.shape)) - 1
         for labels in found.visits[node]:
@@ -281,7 +293,7 @@ class Fusion:
         """Stores values so that no kernel has more nodes or loads than the limits."""
         inside: dict[Node, int] = {}
         reads: dict[Node, int] = {}
-        bit = {node: 1 << k for k, node in enumerate(self.order)}
+        bit = self.bit
         for node in self.order:
             if node.prim in (p.INPUT, p.RESULT, p.SCATTER, p.CALL):
                 inside[node], reads[node] = 0, bit[node]
@@ -308,16 +320,36 @@ class Fusion:
         if not shared:
             return
         costs: dict[Node, int] = {}
+        leaves: dict[Node, int] = {}
         for node in self.order:
-            if node in shared:
-                costs[node] = sum(costs.get(a, 0) for a in set(node.args)) + (cost_of(node) if node.prim.kind == "map" else 0)
+            if node not in shared:
+                leaves[node] = 0 if node.prim.kind in ("const", "iota") else self.bit[node]
+                continue
+            costs[node] = sum(costs.get(a, 0) for a in set(node.args)) + (cost_of(node) if node.prim.kind == "map" else 0)
+            leaves[node] = 0
+            for arg in node.args:
+                leaves[node] |= leaves[arg]
         for node in self.order:
             if node not in shared:
                 continue
+            more, loads = counts[node] - 1, leaves[node].bit_count()
             if node.prim.kind in ("reduce", "scan") or (node.prim is p.CHECK):
-                self.store(node, "several kernels read it")
-            elif costs[node] >= COST_SHARED and any(r not in shared for r in self.readers[node]):
-                self.store(node, "costly, and several kernels read it")
+                self.want_shared(node, "several kernels read it")
+            elif all(r in shared for r in self.readers[node]) or node.prim.kind != "map":
+                continue
+            elif costs[node] >= COST_SHARED:
+                self.want_shared(node, "costly, and several kernels read it")
+            elif more * loads > 1 + more:
+                self.want_shared(node, f"{counts[node]} kernels would read {loads} buffers for it")
+                leaves[node] = self.bit[node]
+
+    def want_shared(self, node: Node, reason: str) -> None:
+        """A buffer that one of the kernels which need the value writes, if it can."""
+        if node.prim is p.CHECK:
+            self.store(node, reason)
+        elif all(r.node is not node for r in self.roots):
+            self.roots.append(Root(node, contiguous_strides(node.shape)))
+            self.refused[node] = reason
 
 
 def _same(a: Sequence[int], b: Sequence[int], shape: Shape) -> bool:
