@@ -1,6 +1,7 @@
 """Kernels over several threads: every index once, chunks at multiples of the grain, stops, nesting, many callers."""
 
 import ctypes
+import itertools
 import threading
 
 import pytest
@@ -56,7 +57,7 @@ def several_threads():
 def test_chunks_cover_the_extent_once(extent, grain, cost_ns):
     found = chunks(extent, grain, cost_ns)
     assert found[0][0] == 0 and found[-1][1] == extent
-    assert all(a[1] == b[0] for a, b in zip(found, found[1:], strict=False)) and all(a % grain == 0 for a, _ in found)
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(found)) and all(a % grain == 0 for a, _ in found)
     if cost_ns < 30_000 or extent <= grain:
         assert found == [(0, extent)]
 
@@ -80,7 +81,7 @@ def test_many_threads_run_at_once():
     def work():
         for _ in range(30):
             found = chunks(997, 8, 10**6)
-            if found[0][0] != 0 or found[-1][1] != 997 or any(a[1] != b[0] for a, b in zip(found, found[1:], strict=False)):
+            if found[0][0] != 0 or found[-1][1] != 997 or any(a[1] != b[0] for a, b in itertools.pairwise(found)):
                 faults.append(found)
 
     threads = [threading.Thread(target=work) for _ in range(4)]

@@ -2,10 +2,10 @@
 
     Program(plan, addresses).run(inputs)  ->  results, one tensor for each of plan.returns
 
-Kernels are native functions, called on the data pointers of buffers; calls go through PyTorch's dispatcher on tensors that lie over the
-same memory.  A kernel that stops (a failed check) or a call that raises becomes `Stopped`: nothing was written to the inputs yet
-and the random generators are put back, so the caller can run the function eagerly and the user gets PyTorch's own exception.
-Several threads may run one program at once: each call has its own arena.
+A plan runs natively (runtime/launch.py); through Python, kernel by kernel, where PyTorch's binary interface is not as expected or a
+call has no native form.  A kernel that stops (a failed check) or a call that raises becomes `Stopped`: nothing was written to the inputs
+yet and the random generators are put back, so the caller can run the function eagerly and the user gets PyTorch's own exception.
+Several threads may run one program at once: each call has its own temporaries.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 import torch
 
 from thermit.ir.prims import Slot
-from thermit.runtime.launch import NativePlan
+from thermit.runtime.calling import FORMS, MISS, STOPPED, VARIANT_WORDS
+from thermit.runtime.launch import NativePlan, is_native
 from thermit.runtime.library import Runtime, runtime
 from thermit.runtime.results import Stopped, fitted, flat
 from thermit.schedule.plan import Buffer, Commit, Plan, RunCall, RunCopy, RunKernel
 
 _KERNEL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_RUN_NATIVE = ctypes.PYFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)  # holds the interpreter, raises what is set
 _RUN_KERNEL = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 5)
 _RANDOM = torch.Tag.nondeterministic_seeded
 
@@ -88,6 +90,8 @@ class Program:
         """The tensors of plan.outputs."""
         if not torch.is_inference_mode_enabled() and any(inputs[i].is_inference() for i in self.plan.updates):
             raise Stopped("an inference tensor is updated outside inference mode")
+        if self._variant is not None:
+            return self._run_native(inputs)
         try:
             arena = self._arenas.pop()
         except IndexError:
@@ -99,6 +103,33 @@ class Program:
         if self.plan.updates:
             torch.autograd.graph.increment_version([inputs[i] for i in self.plan.updates])
         return outputs
+
+    @cached_property
+    def _variant(self) -> int | None:
+        """The words of a variant without guards that returns the list of plan.outputs; None where the plan has no native form."""
+        if runtime() is None or not is_native(self.plan):
+            return None
+        native, count = self.native, len(self.plan.outputs)
+        words = dict.fromkeys(VARIANT_WORDS, 0) | {
+            "PLAN": native.address, "OUTPUTS": native.outputs, "OUTPUT_TABLE": native.output_table, "FORM": FORMS.index("list"),
+            "UPDATES": len(self.plan.updates), "UPDATED": native.add(self.plan.updates),
+            "RETURNS": count, "RETURN_TABLE": native.add([-1 - j for j in range(count)]),
+        }  # fmt: skip
+        return native.add(list(words.values()))
+
+    def _run_native(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        native = runtime()
+        assert native is not None and self._variant is not None
+        objects = (ctypes.c_int64 * (len(inputs) + 1))(*map(id, inputs))
+        data = (ctypes.c_int64 * (len(inputs) + 1))(*(t.data_ptr() for t in inputs))
+        found = _RUN_NATIVE(native.address["run_native"])(self._variant, ctypes.addressof(objects), ctypes.addressof(data))
+        if found == STOPPED:
+            raise Stopped("a kernel or a call")
+        if found == MISS:
+            raise MemoryError("no memory for the results or the temporaries of a program")
+        result: list[torch.Tensor] = ctypes.cast(found, ctypes.py_object).value
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(result))
+        return result
 
     def _run(self, inputs: Sequence[torch.Tensor], arena: _Arena) -> list[torch.Tensor]:
         plan = self.plan

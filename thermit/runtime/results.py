@@ -11,7 +11,7 @@ from thermit.schedule.plan import Buffer
 
 
 class Stopped(Exception):
-    """The program stopped before it wrote any input; its `__cause__` is what a call raised, if a call it was."""
+    """The program stopped before it wrote any input: a check failed, or a call raised what eager will raise again."""
 
 
 def flat(results: Sequence[Any]) -> list[Any]:
