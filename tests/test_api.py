@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import pickle
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,7 +68,7 @@ def test_kinds_of_callables():
         "static": (Scaler.static, lambda x: x * 4),
         "static outside": (s.static_outside, lambda x: x * 5),
         "class method": (Scaler.of_class, lambda x: x * 3),
-        "builtin": (thermit.jit(torch.sin), torch.sin),
+        "builtin": (thermit.jit(torch.neg), torch.neg),
         "twice": (thermit.jit(thermit.jit(scaled)), scaled),
     }
     for name, (j, f) in cases.items():
@@ -313,3 +315,38 @@ def test_explain():
     with pytest.warns(ThermitWarning):
         text = str(thermit.jit(lambda x: x.sum().item()).explain(x))
     assert "runs eagerly: item of a tensor" in text and "test_api.py" in text
+
+
+def test_arguments_are_not_kept():
+    j = thermit.jit(lambda x, d: x + d["y"])
+    x, y = torch.ones(3), torch.ones(3)
+    j(x, {"y": y})
+    j(x, {"y": y})
+    gone = weakref.ref(x), weakref.ref(y)
+    del x, y
+    gc.collect()
+    assert gone[0]() is None and gone[1]() is None
+
+
+@pytest.mark.filterwarnings("ignore::thermit.ThermitWarning")
+def test_what_cannot_be_compiled_is_not_tried_for_ever():
+    tries = []
+
+    def f(x):
+        tries.append(torch.compiler.is_compiling() is not False)
+        return x.tolist()
+
+    j = thermit.jit(f, max_variants=3)
+    for n in range(1, 9):
+        assert j(torch.ones(n)) == [1.0] * n
+    assert sum(tries) == 3 and len(tries) == 8
+
+
+def test_generators_run_eagerly():
+    @thermit.jit
+    def g(x):
+        yield x * 2
+        yield x + 1
+
+    x = torch.ones(2)
+    assert [t.tolist() for t in g(x)] == [[2.0, 2.0], [2.0, 2.0]] and "generator" in str(g.explain(x))

@@ -12,6 +12,7 @@ A variant is found by the key of the call and by its guards.  A signature that c
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 import time
@@ -129,7 +130,8 @@ class Variant:
     line: str = ""
     sources: tuple[Source, ...] = ()
     specs: tuple[InputSpec, ...] = ()
-    trace: Trace | None = None
+    template: Template | None = None
+    calls: tuple[str, ...] = ()
     compilation: Compilation | None = None
     why: str = ""
     seconds: float = 0.0
@@ -150,10 +152,12 @@ class State:
     strict: bool
     max_variants: int
     on_miss: OnMiss
+    never: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
     variants: dict[Any, list[Variant]] = field(default_factory=dict)
     compiling: set[Any] = field(default_factory=set)
     compiled: int = 0
+    live: int = 0
     keys: list[Any] = field(default_factory=list)
     failed_guards: list[str] = field(default_factory=list)
     warned: bool = False
@@ -190,9 +194,10 @@ class JitFunction:
         if _disabled.depth or config.current.disable or active() is not None:
             return function(*args, **kwargs)
         flat = flatten_call(args, kwargs)
-        if flat.eager is not None:
+        eager = flat.eager or self._state.never
+        if eager:
             if self._state.strict:
-                raise UnsupportedError(f"this call can only run eagerly: {flat.eager}", advice="Call the function itself, or without strict=True.")
+                raise UnsupportedError(f"this call can only run eagerly: {eager}", advice="Call the function itself, or without strict=True.")
             return function(*args, **kwargs)
         call = Call(args, kwargs)
         key = (flat.key, config.current.key)
@@ -209,12 +214,12 @@ class JitFunction:
         return self._miss(key, flat, call, failed)
 
     def _run(self, variant: Variant, inputs: Sequence[torch.Tensor], call: Call) -> Any:
-        assert variant.compilation is not None and variant.trace is not None
+        assert variant.compilation is not None and variant.template is not None
         try:
             results = variant.compilation.program.run(inputs)
         except Stopped:
             return self.__wrapped__(*call.args, **call.kwargs)
-        return variant.trace.template.build(results, call)
+        return variant.template.build(results, call)
 
     def _miss(self, key: Any, flat: FlatCall, call: Call, failed: Guard | None) -> Any:
         """No variant fits: compile one, or do what the options say."""
@@ -223,7 +228,8 @@ class JitFunction:
         if state.on_miss == "error" and state.compiled:
             what = f"{_name(function)} met a call that no compiled variant fits: {why}"
             raise UnexpectedCompileError(what, advice="Make such a call beforehand, or use another on_miss.")
-        if (state.on_miss == "eager" and state.compiled) or state.faulty:
+        tried = state.live >= state.max_variants  # so many signatures could not be compiled: no more are tried
+        if (state.on_miss == "eager" and state.compiled) or state.faulty or tried:
             return function(*call.args, **call.kwargs)
         if state.compiled >= state.max_variants:
             self._warn_variants(why)
@@ -272,8 +278,9 @@ class JitFunction:
             compilation = compile_graph(outcome.graph, config.current, stages)
             sources = tuple(slot.source or Held(slot.tensor, "a constant") for slot in outcome.inputs)
             specs = input_specs([slot.tensor for slot in outcome.inputs])
-            variant = Variant(guards, "", "", sources, specs, outcome, compilation, why, time.perf_counter() - start)
-            self._install(variant, call)
+            seconds = time.perf_counter() - start
+            variant = Variant(guards, "", "", sources, specs, outcome.template, outcome.calls, compilation, why, seconds)
+            self._install(variant, _form(outcome), call)
         except Exception as fault:
             return self._fault(fault, call)
         self._remember(key, variant, why)
@@ -289,6 +296,8 @@ class JitFunction:
                 state.keys.append(key)
                 if state.compiled > 1:
                     state.failed_guards.append(why)
+            else:
+                state.live += 1
 
     def _fault(self, fault: Exception, call: Call) -> Any:
         """A fault of ours: raised in tests and development; otherwise one warning, and the function runs eagerly from now on."""
@@ -303,10 +312,9 @@ class JitFunction:
         )
         return self.__wrapped__(*call.args, **call.kwargs)
 
-    def _install(self, variant: Variant, call: Call) -> None:
+    def _install(self, variant: Variant, form: Any, call: Call) -> None:
         """Hands the variant to the native entry, where it can check all that the variant depends on."""
-        assert variant.trace is not None and variant.compilation is not None
-        form = _form(variant.trace.template)
+        assert variant.compilation is not None
         if runtime() is None or form is None:
             return
         try:
@@ -336,8 +344,9 @@ class JitFunction:
         """
         call = Call(tuple(tree_map(_example, a) for a in args), {k: tree_map(_example, a) for k, a in kwargs.items()})
         flat = flatten_call(call.args, call.kwargs)
-        if flat.eager is not None:
-            raise UnsupportedError(f"this call can only run eagerly: {flat.eager}")
+        eager = flat.eager or self._state.never
+        if eager:
+            raise UnsupportedError(f"this call can only run eagerly: {eager}")
         try:
             _, outcome = capture(self.__wrapped__, flat, call, strict=True)
         except Restart as again:
@@ -358,14 +367,15 @@ class JitFunction:
         flat = flatten_call(args, kwargs)
         self(*args, **kwargs)
         state = self._state
-        if flat.eager is not None:
-            return explain(_name(self.__wrapped__), None, flat.eager, "", (), tuple(state.failed_guards))
+        eager = flat.eager or state.never
+        if eager:
+            return explain(_name(self.__wrapped__), None, eager, "", (), tuple(state.failed_guards))
         key, call = (flat.key, config.current.key), Call(args, kwargs)
         for variant in state.variants.get(key, ()):
             if holds(variant.guards, call) is None:
                 return explain(
                     _name(self.__wrapped__), variant.compilation, variant.reason, variant.line, variant.guards, tuple(state.failed_guards),
-                    variant.trace.calls if variant.trace else (),
+                    variant.calls,
                 )  # fmt: skip
         return explain(_name(self.__wrapped__), None, "more variants than max_variants, or a fault", "", (), tuple(state.failed_guards))
 
@@ -406,6 +416,8 @@ def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bo
     def refuse(reason: str, where: str) -> None:
         if holder and holder[0].is_open:
             watcher.pause()
+            if watcher.again and not strict:
+                raise Restart(reason)
             holder[0].go_live(reason)
 
     watcher: Watcher = watch(function, call, refuse)
@@ -415,8 +427,17 @@ def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bo
         with Substitution(call.args, call.kwargs, recorder.known) as inside, watcher:
             return function(*inside.args, **inside.kwargs)
 
-    def template(value: Any) -> tuple[Template, list[Any]]:
-        return result_template(value, lambda v: isinstance(v, torch.Tensor), watcher.place)
+    def template(value: Any) -> tuple[Template, list[Any], bool]:
+        placed = False
+
+        def place(part: Any) -> Source | None:
+            nonlocal placed
+            source = watcher.place(part)
+            placed = placed or source is not None
+            return source
+
+        made, leaves = result_template(value, lambda v: isinstance(v, torch.Tensor), place)
+        return made, leaves, placed
 
     def refusal() -> str | None:
         facts = watcher.facts()
@@ -436,13 +457,16 @@ def _example(value: Any) -> Any:
     return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, TensorSpec) else value
 
 
-def _form(template: Template) -> Any:
+_NO_CALL = Call((), {})
+
+
+def _form(trace: Trace) -> Any:
     """How the native entry builds the result; None where it needs the arguments of the call for that."""
     forms: dict[str, Any] = {"tensor": "one", "tuple": "tuple", "list": "list"}
+    template = trace.template
     if template.kind in forms:
         return forms[template.kind]
-    return None
-
+    return None if trace.needs_call else lambda tensors: template.build(tensors, _NO_CALL)
 
 
 # ---------------------------------------------------------------------------------------------- jit
@@ -469,7 +493,8 @@ def jit(fn: Any = None, *, strict: bool = False, max_variants: int = 8, on_miss:
         fn = fn.__wrapped__
     if not callable(fn) or isinstance(fn, type):
         raise TypeError(f"jit takes a function or a module, not {type(fn).__name__}")
-    return _make(fn, State(strict, max_variants, on_miss))
+    generator = inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)
+    return _make(fn, State(strict, max_variants, on_miss, "it is a generator or a coroutine" if generator else ""))
 
 
 def _make(fn: Callable[..., Any], state: State) -> JitFunction:

@@ -170,14 +170,11 @@ class LiveMode(TorchDispatchMode):
     def become_real(self, stand_in: StandIn) -> bool:
         """Exchanges the implementation of a stand-in with its real tensor's; False where something in PyTorch still holds it."""
         real = stand_in.backing
-        if real is None or stand_in.requires_grad:
+        if real is None or stand_in.requires_grad or stand_in._use_count() > 1:  # type: ignore[attr-defined]
             return False
         with _unrecorded():
             partner = real if sys.getrefcount(real) <= 3 else real.detach()  # someone else holds the real one: it stays what it is
-            try:
-                torch._C._swap_tensor_impl(stand_in, partner)
-            except RuntimeError:
-                return False
+            torch._C._swap_tensor_impl(stand_in, partner)
         stand_in.__dict__.clear()
         object.__dict__["__class__"].__set__(stand_in, torch.Tensor)
         self.kept.append(partner)

@@ -34,11 +34,13 @@ assert TABLE and aten.__all__, "importing thermit.aten registers every lowering"
 
 @dataclass(frozen=True)
 class Trace:
-    """A captured function.  `inputs[i]` belongs to graph input i; `lines` tells where the user's code made a node."""
+    """A captured function.  `inputs[i]` belongs to graph input i; `lines` tells where the user's code made a node; `needs_call`: the
+    template reads objects of the call (that the function returns as they are)."""
 
     graph: Graph
     inputs: tuple[Input, ...]
     template: Template
+    needs_call: bool
     lines: dict[Node, Line]
     notes: tuple[str, ...]
     calls: tuple[str, ...]
@@ -54,7 +56,7 @@ class Live:
 
 
 Run = Callable[[Recorder], Any]
-Templates = Callable[[Any], tuple[Template, list[Any]]]
+Templates = Callable[[Any], tuple[Template, list[Any], bool]]
 Refusal = Callable[[], str | None]
 
 
@@ -129,8 +131,13 @@ def _finish_failed(recorder: Recorder) -> None:
 def _returned(recorder: Recorder, value: Any) -> Any:
     """The result of a live call: stand-ins for inputs become the inputs themselves, all others real tensors."""
     _make_real(recorder)
-    originals = {id(i.stand_in): i.tensor for i in recorder.record.inputs if i.source is not None}
-    return replaced(value, lambda t: originals.get(id(t), t))
+    arguments = [i for i in recorder.record.inputs if i.source is not None]
+    originals = {id(i.stand_in): i.tensor for i in arguments}
+    value = replaced(value, lambda t: originals.get(id(t), t))
+    for i in arguments:  # kept where this does not look, in an object or a generator: a tensor on the same memory
+        if is_stand_in(i.stand_in):
+            recorder.become_real(i.stand_in)
+    return value
 
 
 def _make_real(recorder: Recorder) -> None:
@@ -163,7 +170,7 @@ def replaced(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 # ---------------------------------------------------------------------------------------------- captured
 def _captured(recorder: Recorder, value: Any, template: Templates) -> Trace:
-    form, leaves = template(value)
+    form, leaves, needs_call = template(value)
     record = recorder.record
     if recorder.random_state is not None and not torch.equal(torch.default_generator.get_state(), recorder.random_state):
         raise GoLive("the random generator was seeded inside the function")
@@ -181,7 +188,7 @@ def _captured(recorder: Recorder, value: Any, template: Templates) -> Trace:
     strides = tuple(slot.tensor.stride() for slot in record.inputs)
     graph = Graph(nodes, strides, outputs, updates, tuple(record.effects), returns)
     recorder.state = CLOSED
-    return Trace(graph, tuple(record.inputs), form, record.lines, tuple(record.notes), tuple(record.calls))
+    return Trace(graph, tuple(record.inputs), form, needs_call, record.lines, tuple(record.notes), tuple(record.calls))
 
 
 def _is_input(recorder: Recorder, stand_in: StandIn) -> bool:
