@@ -69,6 +69,8 @@ class Recorder(LiveMode):
         node = b.graph_input(index, TensorType(geometry.sizes, dtype))
         cell = self._cell_of(tensor, node, geometry, index)
         stand_in = StandIn(self, cell, geometry, dtype, tensor.dtype, tensor.requires_grad)
+        if isinstance(tensor, torch.nn.Parameter):
+            stand_in._is_param = True  # what isinstance(x, Parameter) asks for
         self.record.inputs.append(Input(tensor, stand_in, source, node))
         self.known[id(tensor)] = stand_in
         if tensor.requires_grad:

@@ -78,7 +78,14 @@ class StandIn(torch.Tensor, metaclass=_LikeTensor):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return torch.Tensor
+        return torch.nn.Parameter if "_is_param" in self.__dict__ else torch.Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute that tensors do not have: somebody hung it on the tensor, or it is missing there too; either way eager's answer."""
+        if name.startswith("_") or "owner" not in self.__dict__:
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        real = self.owner.materialize(self, name)
+        return object.__getattribute__(self, name) if real is None else getattr(real, name)
 
 
 StandIn.__name__ = StandIn.__qualname__ = "Tensor"
