@@ -356,3 +356,33 @@ def test_objects_that_fight_back() -> None:
     finally:
         thermit.config.configure(raise_faults=before.raise_faults)
     assert facts.refused is not None
+
+
+def test_arguments_that_are_parameters() -> None:
+    parameter = nn.Parameter(vector(), requires_grad=False)
+    asks: list[Callable[[Any], Any]] = [
+        lambda x: x * 2 if isinstance(x, nn.Parameter) else x + 100,
+        lambda x: x * 2 if x.__class__ is nn.Parameter else x + 100,
+        lambda x: x * 2 if type(x) == nn.Parameter else x + 100,  # noqa: E721
+        lambda x: x * 2 if isinstance(x * 1, nn.Parameter) else x + 100,
+    ]
+    for function in asks:
+        compiled = thermit.jit(function)
+        for x in (parameter, vector(), parameter):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.testing.assert_close(compiled(x), function(x))
+
+
+def test_attributes_of_an_argument_tensor() -> None:
+    def f(x: Any) -> Any:
+        return x * x.factor if hasattr(x, "factor") else x + 1
+
+    compiled = thermit.jit(f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for factor in (None, 2.0, 3.0, None):
+            x = vector()
+            if factor is not None:
+                x.factor = factor  # type: ignore[attr-defined]
+            torch.testing.assert_close(compiled(x), f(x))

@@ -44,6 +44,7 @@ _CHANGES = frozenset(
 _EXTENDED = _OPS["EXTENDED_ARG"]
 _SILENT = _ops("CACHE", "PRECALL", "EXTENDED_ARG", "KW_NAMES", "PUSH_NULL", "NOP")
 _CALL, _CONSTANT, _IS = _OPS["CALL"], _OPS["LOAD_CONST"], _OPS["IS_OP"]
+_COMPARES = _ops("IS_OP", "COMPARE_OP", "CONTAINS_OP")
 _SIMPLE = _ops("LOAD_CONST", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_SMALL_INT")
 
 # What reaches attributes whose names need not stand in the code.
@@ -96,7 +97,7 @@ def _scan(code: CodeType) -> Names:
         if op in _GLOBALS and code.co_names[arg >> _SHIFT.get(op, 0)] in BY_NAME:
             found.reflects = found.reflects or not _asks_constant(code, listing, place)
             found.tries = True
-        if op == _IS and not found.compares_class:
+        if op in _COMPARES and not found.compares_class:
             found.compares_class = _compares_class(code, listing, place)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -160,10 +161,15 @@ def _asks_constant(code: CodeType, listing: list[tuple[int, int, int]], place: i
 
 
 def _compares_class(code: CodeType, listing: list[tuple[int, int, int]], place: int) -> bool:
-    """Whether an `is` has a call of type() on one side and torch.Tensor, Parameter or another call of type() on the other."""
+    """Whether a comparison has a call of type() on one side, and on the other a class that a stand-in is not.
+
+    Equality with torch.Tensor a stand-in can answer; identity, and anything about Parameter, it cannot.
+    """
     near = [(op, arg) for _, op, arg in listing[max(0, place - 40) : place] if op not in _SILENT][-8:]
     names = [code.co_names[arg >> _SHIFT.get(op, 0)] for op, arg in near if op in _GLOBALS or op in _ATTRIBUTES]
-    return "type" in names and (names.count("type") > 1 or not {"Tensor", "Parameter"}.isdisjoint(names))
+    if "type" not in names:
+        return False
+    return "Parameter" in names or (listing[place][1] == _IS and (names.count("type") > 1 or "Tensor" in names))
 
 
 def _cell_name(code: CodeType, arg: int) -> str:
