@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,6 +28,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(PEERS), help="which peers, separated by commas")
     parser.add_argument("--rounds", type=int, help="interleaved rounds (11; with --quick 5)")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1), help="cores and threads that each peer may use")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: processor seconds; with --threads 1, for a busy machine")
     parser.add_argument("--jax-python", default=str(ROOT / ".venv-jax" / "bin" / "python"), help="a Python that has JAX")
     parser.add_argument("--out", type=Path, help="where to write, without suffix (benchmarks/results/full, or quick)")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
@@ -45,18 +46,22 @@ def main() -> int:
     if "jax" in peers and not Path(options.jax_python).exists():
         print("no JAX here (see --jax-python): left out", file=sys.stderr)
         peers.remove("jax")
-    settings = Settings(tuple(peers), options.rounds or (5 if options.quick else 11), options.threads, options.jax_python, not options.quick)
+    settings = Settings(
+        tuple(peers), options.rounds or (5 if options.quick else 11), options.threads, options.jax_python, not options.quick, options.clock
+    )
     hold_to_cores(options.threads)
-    results = {}
+    stem = options.out or ROOT / "benchmarks" / "results" / ("quick" if options.quick else "full")
+    shown = {k: v for k, v in asdict(settings).items() if k != "jax_python"}
+    report = Report({}, shown, machine((name, version(name)) for name in ("torch", "numpy")), None)
     for case in cases:
         start = time.perf_counter()
-        results[case.name] = entries = measure(case, settings)
+        report.results[case.name] = entries = measure(case, settings)
         line = "  ".join(f"{e.peer} {e.error[:60] if e.error and e.call_s is None else duration(e.call_s)}" for e in entries.values())
         print(f"{case.name}: {line}   [{time.perf_counter() - start:.0f} s]", flush=True)
-    imports = (import_seconds(("torch",)), import_seconds(("torch", "thermit"))) if "thermit" in peers and not wanted else None
-    shown = {k: v for k, v in asdict(settings).items() if k != "jax_python"}
-    report = Report(results, shown, machine((name, version(name)) for name in ("torch", "numpy")), imports)
-    for path in write(report, options.out or ROOT / "benchmarks" / "results" / ("quick" if options.quick else "full")):
+        write(report, stem)
+    if "thermit" in peers and not wanted:
+        report = replace(report, imports_s=(import_seconds(("torch",)), import_seconds(("torch", "thermit"))))
+    for path in write(report, stem):
         print(path)
     return 0
 

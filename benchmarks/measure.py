@@ -7,6 +7,7 @@ the seconds of one call.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -36,6 +37,7 @@ class Settings:
     threads: int
     jax_python: str
     new_shapes: bool = True
+    clock: str = "wall"
     series_s: float = 0.06
     pause_s: float = 0.02
 
@@ -80,7 +82,11 @@ class Conversation:
             env=environment,
             cwd=ROOT,
         )
-        self._answer()
+        try:
+            self._answer()
+        except RuntimeError:
+            self.close()
+            raise
 
     def _answer(self) -> Any:
         assert self.process.stdout is not None
@@ -99,12 +105,15 @@ class Conversation:
         return self._answer()
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(OSError):  # of a worker that has ended
+            self.process.stdin.close()
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
 
 
 def hold_to_cores(count: int) -> None:
@@ -139,11 +148,12 @@ def measure(case: Case, settings: Settings) -> dict[str, Measured]:
 def _start(name: str, case: Case, settings: Settings, caches: Path, entry: Measured, talks: dict[str, Conversation]) -> None:
     """The worker's process and its first call."""
     try:
-        talk = Conversation(name, case, settings, caches / name.replace(" ", "_"))
+        talk = talks[name] = Conversation(name, case, settings, caches / name.replace(" ", "_"))
         entry.first_s = talk.ask("first")
-        talks[name] = talk
     except (RuntimeError, OSError, ValueError) as error:
         entry.error = str(error)
+        if (failed := talks.pop(name, None)) is not None:
+            failed.close()
 
 
 def _compare(case: Case, place: Path, measured: dict[str, Measured], talks: dict[str, Conversation]) -> None:
@@ -182,14 +192,14 @@ def _difference(want: Path, got: Path) -> float:
 def _rounds(settings: Settings, measured: dict[str, Measured], talks: dict[str, Conversation]) -> None:
     calls: dict[str, int] = {}
     for name, talk in talks.items():
-        one = min(talk.ask("time", 1) for _ in range(3))
+        one = min(talk.ask("time", 1, "wall") for _ in range(3))
         if one < 1e-3:
-            one = talk.ask("time", 200) / 200  # warm, and the clock's own cost spread
+            one = talk.ask("time", 200, "wall") / 200  # warm, and the clock's own cost spread
         calls[name] = max(1, round(settings.series_s / one))
     for _ in range(settings.rounds):
         for name, talk in talks.items():
             time.sleep(settings.pause_s)
-            measured[name].rounds_s.append(talk.ask("time", calls[name]) / calls[name])
+            measured[name].rounds_s.append(talk.ask("time", calls[name], settings.clock) / calls[name])
 
 
 def _finish(settings: Settings, measured: dict[str, Measured], talks: dict[str, Conversation]) -> None:

@@ -137,7 +137,11 @@ def markdown(report: Report) -> str:
         "",
         f"{m['processor']}, {s['threads']} threads; " + ", ".join(f"{k} {v}" for k, v in m.items() if k not in ("processor", "system")) + ".",
     ]
-    lines += [f"Medians of {s['rounds']} interleaved rounds.  In brackets: the peer's time divided by thermit's (above 1: thermit is faster).", ""]
+    seconds = "processor seconds" if s["clock"] == "cpu" else "seconds"
+    lines += [
+        f"Medians ({seconds}) of {s['rounds']} interleaved rounds.  In brackets: the peer's time divided by thermit's (above 1: thermit is faster).",
+        "",
+    ]
     lines += [*_times(report), "", "## Means", "", *_means(report), "", f"## Where a peer is more than {LOSS} times faster", ""]
     lines += [f"- {case}: {peer}, {factor:.2f} times" for case, peer, factor in report.losses()] or ["nowhere"]
     lines += ["", "## First call (fresh process, empty caches, imports excluded)", "", *_column(report, "first call", "first_s", duration)]

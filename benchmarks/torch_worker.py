@@ -5,6 +5,7 @@ References: `copy` moves as many bytes as the case does, into memory that is kep
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._inductor.compile_fx  # so that the first call of torch.compile does not count imports
 
 import thermit
 from benchmarks.cases import CASES, Case
@@ -49,6 +49,8 @@ def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
 def make(peer: str, case_name: str, threads: str) -> tuple[Peer, Case]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(int(threads))
+    if peer == "torch.compile":  # so that its first call does not count imports
+        importlib.import_module("torch._inductor.compile_fx")
     case = CASES[case_name]
     return Peer(partial(PEERS[peer], case), torch.from_numpy, _to_numpy), case
 

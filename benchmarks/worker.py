@@ -3,7 +3,7 @@
     first            seconds of the first call (everything imported, inputs made, caches empty)
     new_shape        seconds of the first call at other sizes
     save path        the results, as numpy arrays, in one .npz file
-    time calls       seconds of that many calls
+    time calls clock seconds of that many calls, by the wall or by the processor ("cpu": all threads of the process)
     memory           MB: peak resident size of a call above the resident size before the first call
 
 Needs the standard library and numpy.  The peer is a `Peer`; torch_worker.py and jax_worker.py make one and call `serve`.
@@ -93,11 +93,12 @@ class Worker:
         np.savez(path, *(self.peer.to_numpy(r) for r in results))
         return len(results)
 
-    def time(self, calls: int) -> float:
+    def time(self, calls: int, clock: str) -> float:
+        now = time.process_time if clock == "cpu" else time.perf_counter
         function, inputs, wait = self.function, self.inputs, self.peer.wait
         gc.collect()
         gc.disable()
-        start = time.perf_counter()
+        start = now()
         if wait is None:
             for _ in range(calls):
                 function(*inputs)
@@ -108,7 +109,7 @@ class Worker:
             for _ in range(calls - 1):
                 function(*inputs)
             wait(function(*inputs))
-        seconds = time.perf_counter() - start
+        seconds = now() - start
         gc.enable()
         return seconds
 

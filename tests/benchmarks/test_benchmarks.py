@@ -1,0 +1,68 @@
+"""The benchmarks' own arithmetic, and one conversation with a worker."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import torch_functions
+from benchmarks.cases import CASES, Case, Input, arrays
+from benchmarks.measure import Measured, Settings, _difference, measure
+from benchmarks.report import Report, duration, markdown
+
+SETTINGS = Settings(("eager", "thermit"), rounds=2, threads=1, jax_python="", new_shapes=True, series_s=0.002, pause_s=0.0)
+
+
+def report_of(**seconds: float) -> Report:
+    entries = {name: Measured(name, rounds_s=[value, value, 9.0]) for name, value in seconds.items()}
+    return Report({"chain 1M": entries}, {"threads": 1, "rounds": 3, "clock": "wall"}, {"processor": "?", "system": "?"}, None)
+
+
+def test_ratios_means_and_losses() -> None:
+    report = report_of(thermit=2.0, eager=8.0, jax=1.0)
+    assert report.ratio("chain 1M", "eager") == 4.0
+    assert report.losses() == [("chain 1M", "jax", 2.0)]
+    text = markdown(report)
+    assert "8.00 s (4.00)" in text and "- chain 1M: jax, 2.00 times" in text and "eager: 4.00 times thermit's time" in text
+
+
+def test_a_peer_within_five_percent_is_no_loss() -> None:
+    assert report_of(thermit=1.04, jax=1.0).losses() == []
+
+
+@pytest.mark.parametrize("seconds, text", [(1.0, "1.00 s"), (0.0123, "12.3 ms"), (4.5e-7, "450 ns"), (0.9999e-3, "1000 µs"), (None, "-")])
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("got, worst", [([1.0, 2.0], 0.0), ([1.0, 2.5], 0.25), ([1.0, math.nan], math.inf), ([1.0], math.inf)])
+def test_difference(tmp_path: Path, got: list[float], worst: float) -> None:
+    np.savez(tmp_path / "want.npz", np.array([1.0, 2.0]))
+    np.savez(tmp_path / "got.npz", np.array(got))
+    assert _difference(tmp_path / "want.npz", tmp_path / "got.npz") == worst
+
+
+def test_every_case_has_a_function_and_the_same_inputs_each_time() -> None:
+    small = {c.name: c for c in CASES.values() if c.elements <= 4096}
+    assert {c.function for c in CASES.values()} <= set(torch_functions.FUNCTIONS)
+    assert small
+    for case in small.values():
+        for x, y in zip(arrays(case.inputs), arrays(case.inputs), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_a_case_is_measured() -> None:
+    found = measure(CASES["call with 2"], SETTINGS)
+    assert set(found) == {"eager", "thermit", "one addition"}
+    for entry in found.values():
+        assert entry.error is None and entry.call_s is not None and entry.call_s > 0 and len(entry.rounds_s) == 2
+    assert found["thermit"].difference == 0.0 and found["thermit"].new_shape_s is not None
+
+
+def test_a_worker_that_fails_is_reported() -> None:
+    case = Case("not there", "total", (Input("normal", (2,)),), (Input("normal", (3,)),))
+    found = measure(case, SETTINGS)
+    assert all(entry.error is not None and entry.call_s is None for entry in found.values())
