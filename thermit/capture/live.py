@@ -167,17 +167,21 @@ class LiveMode(TorchDispatchMode):
         result = self._run(func, args, kwargs)
         return convert(result, lambda r: originals.get(id(r), r))
 
-    def become_real(self, stand_in: StandIn) -> bool:
-        """Exchanges the implementation of a stand-in with its real tensor's; False where something in PyTorch still holds it."""
+    def become_real(self, stand_in: StandIn, *, inside: bool = True) -> bool:
+        """Exchanges the implementation of a stand-in with its real tensor's; False where something in PyTorch still holds it.
+
+        `inside`: the function still runs, and PyTorch's frames further out may look at the old implementation: it is kept.
+        """
         real = stand_in.backing
-        if real is None or stand_in.requires_grad or stand_in._use_count() > 1:  # type: ignore[attr-defined]
+        if real is None or stand_in.requires_grad or stand_in._use_count() > 1:
             return False
         with _unrecorded():
             partner = real if sys.getrefcount(real) <= 3 else real.detach()  # someone else holds the real one: it stays what it is
             torch._C._swap_tensor_impl(stand_in, partner)
         stand_in.__dict__.clear()
         object.__dict__["__class__"].__set__(stand_in, torch.Tensor)
-        self.kept.append(partner)
+        if inside:
+            self.kept.append(partner)
         return True
 
 _warned: dict[Any, Any] = {}

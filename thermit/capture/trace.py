@@ -136,16 +136,19 @@ def _returned(recorder: Recorder, value: Any) -> Any:
     value = replaced(value, lambda t: originals.get(id(t), t))
     for i in arguments:  # kept where this does not look, in an object or a generator: a tensor on the same memory
         if is_stand_in(i.stand_in):
-            recorder.become_real(i.stand_in)
+            recorder.become_real(i.stand_in, inside=False)
     return value
 
 
 def _make_real(recorder: Recorder) -> None:
+    """What the function still holds becomes real; views before what they view, so that nothing holds that any more."""
     if recorder.state is LIVE:
-        for stand_in in recorder.stand_ins:
-            if is_stand_in(stand_in) and sys.getrefcount(stand_in) > 3:
-                recorder.become_real(stand_in)
-        recorder.stand_ins.clear()
+        recorder.kept.clear()
+        stand_ins = recorder.stand_ins
+        while stand_ins:
+            stand_in = stand_ins.pop()
+            if is_stand_in(stand_in) and sys.getrefcount(stand_in) > 2:
+                recorder.become_real(stand_in, inside=False)
 
 
 def replaced(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
@@ -221,7 +224,7 @@ def _held(recorder: Recorder, returned: set[int]) -> bool:
 
 def _holders(stand_in: StandIn) -> int:
     """References to it; PyTorch's own (views of it, a graph for autograd) not counted, which together are one."""
-    return sys.getrefcount(stand_in) - (stand_in._use_count() > 1)  # type: ignore[attr-defined]
+    return sys.getrefcount(stand_in) - (stand_in._use_count() > 1)
 
 
 def _count(value: Any, counts: dict[int, int]) -> None:
