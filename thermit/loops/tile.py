@@ -18,6 +18,7 @@ from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import BOOL, FLOAT32, INT64
+from thermit.loops.blocks import blocked
 from thermit.loops.index import Indices, number
 from thermit.loops.nest import Check, For, LoopProgram, Stmt, Store
 from thermit.loops.peel import peel
@@ -305,6 +306,9 @@ def _lengthen(program: LoopProgram) -> LoopProgram:
 
 def tile(program: LoopProgram, target: HasVectorBits) -> LoopProgram:
     """The program with vector, unrolled and parallel loops for the target."""
+    made = blocked(program, target.vector_bits)
+    if made is not None:
+        return made
     weigher = Weigher(program, target.vector_bits)
     weigher.best(weigher.top)
     top = _modes(weigher.top, False, {}, weigher.indices)
