@@ -19,7 +19,6 @@ import torch
 from thermit.capture.signature import Arg, Attr, Call, Cell, Global, Guard, Held, Item, Source, TensorSpec, holds
 from thermit.runtime.tables import Tables
 from thermit.runtime.torch_abi import SCALAR_TYPES, Abi
-from thermit.schedule.memory import span_elems
 
 # instructions of six words: operation, place, three operands, unused.  A place >= 0 is a slot, place -1 - k is argument k.
 FETCHES = ("HELD", "CELL", "GLOBAL", "ATTR", "ITEM", "TUPLE_ITEM", "LIST_ITEM")
@@ -304,7 +303,8 @@ class GuardTable(Tables):
         kind = torch.nn.Parameter if spec.flags & 2 else torch.Tensor
         keys = self._abi.inference_keys if spec.flags & 4 else self._abi.plain_keys
         itemsize = spec.dtype.itemsize
-        span = span_elems(spec.sizes, spec.strides) * itemsize
+        last = sum((n - 1) * s for n, s in zip(spec.sizes, spec.strides, strict=True))
+        span = 0 if 0 in spec.sizes else (last + 1) * itemsize
         head = [id(kind), keys, spec.flags & 1, SCALAR_TYPES[spec.dtype], len(spec.sizes), itemsize, span, group, offset, int(written)]
         return self.add([*head, *spec.sizes, *spec.strides])
 
