@@ -14,6 +14,7 @@ rule only ever adds to what is stored, so this ends.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,10 +23,10 @@ from thermit.ir.node import Graph, Node, toposort, users
 from thermit.ir.types import Shape, contiguous_strides
 from thermit.schedule.cost import COST_SHARED, LIMIT_LOADS, LIMIT_NODES, SMALL_ELEMS, SPLIT_ELEMS, cost_of
 from thermit.schedule.group import Group, Root
-from thermit.schedule.kernel import Refusal, Schedule, match
+from thermit.schedule.kernel import Refusal, Schedule
 from thermit.schedule.order import arrange
 from thermit.schedule.split import copied, split
-from thermit.schedule.trace import Labels, Trace, trace
+from thermit.schedule.trace import Labels, Trace, reshaped, trace
 
 
 class Fusion:
@@ -111,7 +112,7 @@ class Fusion:
 
     def grow_once(self) -> list[Group]:
         place = {node: k for k, node in enumerate(self.order)}
-        pending = sorted(self.roots, key=lambda r: -place.get(r.node, -1))
+        pending = sorted(self.roots, key=lambda r: (-r.node.type.numel, -place.get(r.node, -1)))  # a value is absorbed by no smaller one
         wanted = {r.node for r in self.roots}
         groups: list[Group] = []
         done: set[Root] = set()
@@ -187,11 +188,18 @@ class Fusion:
             return False
         domain = (1 << len(root.node.shape)) - 1
         for labels in found.visits[node]:
-            bare = [label for label, n in zip(labels, node.shape, strict=True) if n != 1]
-            in_domain = all(label and not label & (label - 1) and label & domain for label in bare)
-            if in_domain and bare == sorted(set(bare)) and found.trips(sum(bare)) == node.type.numel:
+            mask = 0
+            for label in labels:
+                mask |= label
+            everywhere = all(label for label, n in zip(labels, node.shape, strict=True) if n != 1)
+            if everywhere and mask & domain == mask and found.trips(mask) == node.type.numel and self.in_order(labels, node, mask, root):
                 return True
         return False
+
+    def in_order(self, labels: Labels, node: Node, mask: int, root: Root) -> bool:
+        """Whether the axes are those of the domain, in its order, perhaps reshaped."""
+        kept = [a for a in range(len(root.node.shape)) if mask >> a & 1]
+        return labels == reshaped(tuple(1 << a for a in kept), tuple(root.node.shape[a] for a in kept), node.shape)
 
     def refuses(self, node: Node, labels: Labels, so_far: Trace, root: Root) -> bool:
         """Whether a reduction is stored instead of computed inside; if so it says why."""
@@ -247,8 +255,8 @@ class Fusion:
             union |= mask
         axes = [a for a in range(len(root.shape)) if union >> a & 1]
         for r in list(group.roots[1:]):  # an absorbed value must be a domain or a row of it
-            whole = r.node.type.numel == root.type.numel and match(r.node.shape, root.shape, range(len(root.shape))) is not None
-            if not whole and (not axes or match(r.node.shape, root.shape, axes) is None):
+            row = math.prod(root.shape[a] for a in axes)
+            if r.node.type.numel != root.type.numel and not (axes and r.node.type.numel == row):
                 self.apart.add(r.node)
                 group.roots.remove(r)
 
@@ -263,25 +271,62 @@ class Fusion:
                 hosts.append(group)
             else:
                 hosts[at] = self.joined(hosts[at], group)
-        return [group for hosts in by_shape.values() for group in hosts]
+        return self.join_rows([group for hosts in by_shape.values() for group in hosts])
 
-    def joined(self, host: Group, group: Group) -> Group:
-        """One kernel, over the domain of both."""
+    def join_rows(self, groups: list[Group]) -> list[Group]:
+        """A kernel that stores what another one computes once a row (a mean beside a norm) becomes part of it."""
+        reducing: dict[Node, list[Group]] = {}
+        for group in groups:
+            for node in group.trace.visits:
+                if node.prim.kind == "reduce":
+                    reducing.setdefault(node, []).append(group)
+        gone: dict[Group, Group] = {}
+        for group in groups:
+            mine = [n for n in group.trace.visits if n.prim.kind == "reduce"]
+            for host in dict.fromkeys(h for n in mine[:1] for h in reducing[n]):
+                labels = self.row_labels(group, gone.get(host, host), mine) if host is not group and host not in gone and group not in gone else None
+                if labels is not None:
+                    merged = self.joined(host, group, labels)
+                    host.roots, host.trace, host.reads = merged.roots, merged.trace, merged.reads
+                    gone[group] = host
+        return [group for group in groups if group not in gone]
+
+    def row_labels(self, group: Group, host: Group, mine: list[Node]) -> Labels | None:
+        """Where the group's root stands in the rows of the host; None if it does not."""
+        root, domain = group.roots[0].node, host.roots[0].node
+        axes = [a for a in range(len(domain.shape)) if any(mask >> a & 1 for mask in host.rows)]
+        sizes = tuple(domain.shape[a] for a in axes)
+        if not axes or root.type.numel != math.prod(sizes) or root.type.numel == domain.type.numel or p.SCATTER in (root.prim, domain.prim):
+            return None
+        if any(r.node.shape != root.shape for r in group.roots) or any(n not in host.trace.visits for n in mine) or self.waits(group, host):
+            return None
+        return reshaped(tuple(1 << a for a in axes), sizes, root.shape)
+
+    def waits(self, group: Group, other: Group) -> bool:
+        """Whether a value of one is made of a value of the other, or is not to be joined at all."""
+        if any(r.node in self.apart for g in (group, other) for r in g.roots) or len(group.roots) + len(other.roots) > 8:
+            return True
+        if any(r.node in other.reads for r in group.roots) or any(r.node in group.reads for r in other.roots):
+            return True
+        pairs = [(r.node, t.node) for x, y in ((group, other), (other, group)) for r in x.roots for t in y.roots if r.node is not t.node]
+        return any(self.below[a] & self.bit[c] for a, c in pairs)
+
+    def joined(self, host: Group, group: Group, labels: Labels | None = None) -> Group:
+        """One kernel, over the domain of the host."""
         both = host.trace.copy()
         root = group.roots[0].node
-        labels = tuple(1 << a if n != 1 else 0 for a, n in enumerate(root.shape))
+        if labels is None:
+            labels = tuple(1 << a if n != 1 else 0 for a, n in enumerate(root.shape))
         trace(root, lambda node, at, t: node in group.trace.leaves, both, labels)
         return Group(host.roots + group.roots, both, host.rows, set(both.leaves))
 
     def can_join(self, group: Group, other: Group) -> bool:
         a, b = group.roots[0].node, other.roots[0].node
-        if a.shape != b.shape or p.SCATTER in (a.prim, b.prim) or a in self.apart or b in self.apart:
+        if a.shape != b.shape or p.SCATTER in (a.prim, b.prim):
             return False
         if any(m.prim.kind == "scan" for g in (group, other) for m in g.trace.visits):
             return False
-        if any(r.node in other.reads for r in group.roots) or any(r.node in group.reads for r in other.roots):
-            return False
-        if group.rows != other.rows or len(group.roots) + len(other.roots) > 8:
+        if group.rows != other.rows or self.waits(group, other):
             return False
         small = a.type.numel <= SMALL_ELEMS and all(n.type.numel <= SMALL_ELEMS for n in group.reads | other.reads)
         if not small and not ((group.reads | set(group.trace.visits)) & (other.reads | set(other.trace.visits))):

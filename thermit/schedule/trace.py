@@ -77,7 +77,7 @@ class Trace:
         return 1 << (len(self.extents) - 1)
 
 
-def _reshaped(labels: Labels, shape: Shape, inner: Shape) -> Labels:
+def reshaped(labels: Labels, shape: Shape, inner: Shape) -> Labels:
     """Labels of `inner`, blocks of axes with the same product apart from each other."""
     if 0 in shape:
         return (0,) * len(inner)
@@ -112,7 +112,7 @@ def below(node: Node, labels: Labels, trace: Trace) -> list[tuple[Node, Labels]]
         return [(a, labels) for a in args]
     match prim.name:
         case "reshape":
-            return [(args[0], _reshaped(labels, node.shape, args[0].shape))]
+            return [(args[0], reshaped(labels, node.shape, args[0].shape))]
         case "permute":
             inner = [0] * len(labels)
             for k, axis in enumerate(attrs.order):
