@@ -25,7 +25,7 @@ UNDEFINED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empt
 
 
 LAYOUT_DEPENDENT = {"linspace", "arange", "huber_loss", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
-                    "embedding_dense_backward"}  # fmt: skip
+                    "embedding_dense_backward", "unfold_backward"}  # fmt: skip
 # eager itself rounds differently in its vectors and at their ends
 
 
@@ -89,7 +89,7 @@ def close(x: torch.Tensor, y: torch.Tensor, ulps: float, scale: float = 0.0) -> 
 
 def scale_of(nodes: list[Node], tensors: list[torch.Tensor]) -> float:
     """The largest finite number around, where the graph adds up: what cancels there leaves errors of its size."""
-    if not any(n.prim.name in ("sum", "cumsum", "prod", "cumprod") for n in toposort(nodes)):
+    if not any(n.prim.name in ("sum", "cumsum", "prod", "cumprod", "scatter") for n in toposort(nodes)):
         return 0.0
     sizes = [t.double().abs() for t in tensors if t.is_floating_point()]
     return max((float(torch.where(s.isfinite(), s, 0.0).max()) for s in sizes if s.numel()), default=0.0)

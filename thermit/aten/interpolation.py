@@ -13,11 +13,12 @@ from collections.abc import Sequence
 
 import torch
 
+from thermit.aten import samples
 from thermit.aten.table import TORCH_OF, Lowered, computed, lower, rounded
 from thermit.aten.view import along, insert_axis, slice_axis
 from thermit.ir import build as b
 from thermit.ir.node import Node
-from thermit.ir.types import FLOAT32, FLOAT64, INT64, DType
+from thermit.ir.types import FLOAT32, FLOAT64, INT64, UINT8, DType
 
 aten = torch.ops.aten
 
@@ -64,6 +65,8 @@ def _as_view(x: Node, axis: int, places: list[int]) -> Node | None:
 
 
 def _nearest(x: Node, output_size: Sequence[int], scales: Sequence[float | None], exact: bool) -> Lowered:
+    if not (x.dtype.is_float or x.dtype is UINT8):
+        return NotImplemented
     rank = len(output_size)
     dtype = FLOAT32 if rank == 2 else place_dtype(x.dtype)
     if 0 in x.shape or 0 in output_size:
@@ -117,7 +120,7 @@ def upsample_nearest3d(
     return _nearest(self, output_size, (scales_d, scales_h, scales_w), False)
 
 
-@lower(aten._upsample_nearest_exact3d.default)
+@lower(aten._upsample_nearest_exact3d.default, samples=samples.nearest_exact3d)
 def upsample_nearest_exact3d(
     self: Node, output_size: Sequence[int], scales_d: float | None = None, scales_h: float | None = None, scales_w: float | None = None
 ) -> Lowered:

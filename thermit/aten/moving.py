@@ -16,7 +16,7 @@ from thermit.aten.table import DTYPE_OF, Lowered, axis_of, lower, promote_types
 from thermit.aten.view import axes_last, drop_axis, flattened, insert_axis, inverse, on_diagonal, slice_axis, spread_diagonal
 from thermit.ir import build as b
 from thermit.ir.node import Node
-from thermit.ir.types import INT64, DType, Shape
+from thermit.ir.types import BOOL, INT64, DType, Shape
 
 aten = torch.ops.aten
 
@@ -190,6 +190,8 @@ def channel_shuffle(self: Node, groups: int) -> Lowered:
 @lower(aten.im2col.default)
 def im2col(self: Node, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]) -> Lowered:
     """[n, c, h, w] -> [n, c*kh*kw, positions]: one strided slice per element of the window, stacked."""
+    if not (self.dtype.is_float or self.dtype is BOOL):
+        return NotImplemented
     if self.type.ndim == 3:
         one = im2col(insert_axis(self, 0), kernel_size, dilation, padding, stride)
         return one if one is NotImplemented else drop_axis(one, 0)

@@ -14,6 +14,7 @@ from thermit.aten.table import Lowered, Number, fits, lower
 from thermit.aten.view import slice_axis
 from thermit.ir import build as b
 from thermit.ir.node import Node
+from thermit.ir.types import BOOL
 
 aten = torch.ops.aten
 
@@ -65,7 +66,7 @@ def _repeated(x: Node, axis: int, count: int, front: bool) -> Node:
 
 @lower(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 def reflection_pad(self: Node, padding: Sequence[int]) -> Lowered:
-    return _extend(self, padding, _reflected)
+    return NotImplemented if self.dtype is BOOL else _extend(self, padding, _reflected)
 
 
 @lower(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)

@@ -179,7 +179,7 @@ def _adaptive(x: Node, output_size: Sequence[int]) -> Windows | None:
     return Windows(size, kernel, kernel, (0,) * len(out), (1,) * len(out), out)
 
 
-@lower(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+@lower(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, floats=True)
 def adaptive_max_pool(self: Node, output_size: Sequence[int]) -> Lowered:
     w = _adaptive(self, output_size)
     return NotImplemented if w is None else _max_pool(self, w)
@@ -245,6 +245,8 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Lowered:
+    if not (self.dtype.is_float or self.dtype is INT64):
+        return NotImplemented
     return _avg_pool(self, _windows(self, 2, kernel_size, stride, padding, 1, ceil_mode), count_include_pad, divisor_override)
 
 
@@ -258,6 +260,8 @@ def avg_pool3d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Lowered:
+    if self.dtype.is_half or not (self.dtype.is_float or self.dtype is INT64):
+        return NotImplemented
     return _avg_pool(self, _windows(self, 3, kernel_size, stride, padding, 1, ceil_mode), count_include_pad, divisor_override)
 
 

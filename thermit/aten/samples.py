@@ -66,3 +66,37 @@ def distances() -> Iterator[Sample]:
     yield (values(2, 5, 3), values(1, 4, 3) + 0.25, 2.0, None), {}
     yield (values(5, 0), values(4, 0), 2.0, None), {}
     yield (values(30, 3), values(4, 3), 2.0, None), {}
+
+
+def index() -> Iterator[Sample]:
+    rows = torch.tensor([2, -1, 0])
+    yield (values(3, 4), [rows, None]), {}
+    yield (values(3, 4, 2), [None, torch.tensor([[0], [-4]]), torch.tensor([1, 0, -1])]), {}
+
+
+def index_put() -> Iterator[Sample]:
+    rows = torch.tensor([2, -1, 0])
+    for accumulate in (False, True):
+        yield (values(3, 4), [rows, None], values(4) / 4, accumulate), {}
+
+
+def scatter_value_reduce() -> Iterator[Sample]:
+    for reduce in ("add", "multiply"):
+        yield (values(3, 4), 1, torch.tensor([[0, 3], [1, 1]]), 2.5), {"reduce": reduce}
+
+
+def reshape_alias() -> Iterator[Sample]:
+    yield (values(3, 4), [2, 6], [6, 1]), {}
+
+
+def squeeze_dims() -> Iterator[Sample]:
+    yield (values(1, 3, 1), [0, 2]), {}
+    yield (values(1, 3, 1), [-1]), {}
+
+
+def split_with_sizes() -> Iterator[Sample]:
+    yield (values(5, 2), [2, 0, 3]), {}
+
+
+def nearest_exact3d() -> Iterator[Sample]:
+    yield (values(1, 2, 3, 2, 4), [5, 3, 2]), {}

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from thermit.aten import samples
 from thermit.aten.table import DTYPE_OF, Lowered, axis_of, lower
 from thermit.ir import build as b
 from thermit.ir.node import Node
@@ -88,7 +89,7 @@ def view(self: Node, size: Sequence[int]) -> Lowered:
     return b.reshape(self, tuple(n if n != -1 else self.type.numel // max(known, 1) for n in size))
 
 
-@lower(aten._reshape_alias.default)
+@lower(aten._reshape_alias.default, samples=samples.reshape_alias)
 def reshape_alias(self: Node, size: Sequence[int], stride: Sequence[int]) -> Lowered:
     return b.reshape(self, tuple(size))
 
@@ -114,7 +115,8 @@ def squeeze(self: Node) -> Lowered:
     return b.reshape(self, tuple(n for n in self.shape if n != 1))
 
 
-@lower(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_copy.dim, aten.squeeze_copy.dims)
+@lower(aten.squeeze.dim, aten.squeeze_copy.dim)
+@lower(aten.squeeze.dims, aten.squeeze_copy.dims, samples=samples.squeeze_dims)
 def squeeze_dims(self: Node, dim: int | Sequence[int]) -> Lowered:
     axes = {axis_of(d, self.type.ndim) for d in ((dim,) if isinstance(dim, int) else dim)}
     return b.reshape(self, tuple(n for a, n in enumerate(self.shape) if n != 1 or a not in axes))
@@ -176,7 +178,7 @@ def split(self: Node, split_size: int, dim: int = 0) -> Lowered:
     return tuple(slice_axis(self, axis, i, min(i + split_size, size)) for i in range(0, size, split_size))
 
 
-@lower(aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.unsafe_split_with_sizes.default)
+@lower(aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.unsafe_split_with_sizes.default, samples=samples.split_with_sizes)
 def split_with_sizes(self: Node, split_sizes: Sequence[int], dim: int = 0) -> Lowered:
     axis = axis_of(dim, self.type.ndim)
     stops = [sum(split_sizes[: i + 1]) for i in range(len(split_sizes))]
