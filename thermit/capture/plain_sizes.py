@@ -13,8 +13,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -129,17 +128,19 @@ _lock = threading.Lock()
 _users = 0
 
 
-@contextmanager
-def plain_sizes() -> Iterator[None]:
+class plain_sizes:
     """See the module."""
-    global _users
-    with _lock:
-        _users += 1
-        for module in _PLACEHOLDERS:
-            sys.modules.setdefault(module.__name__, module)
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        global _users
+        with _lock:
+            _users += 1
+            if _users == 1:
+                for module in _PLACEHOLDERS:
+                    sys.modules.setdefault(module.__name__, module)
+
+    def __exit__(self, *_: Any) -> None:
+        global _users
         with _lock:
             _users -= 1
             if _users == 0:

@@ -424,6 +424,8 @@ class Cell:
 
     def read(self, view: Geometry, dtype: DType) -> Node | None:
         """What a tensor of this geometry and type holds, or None where that is not known."""
+        if view == self.base and dtype is self.value.dtype:
+            return self.value
         steps = self.steps(view, dtype)
         return None if steps is None else read(self.value, steps)
 
