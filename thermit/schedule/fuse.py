@@ -298,9 +298,18 @@ class Fusion:
         sizes = tuple(domain.shape[a] for a in axes)
         if not axes or root.type.numel != math.prod(sizes) or root.type.numel == domain.type.numel or p.SCATTER in (root.prim, domain.prim):
             return None
-        if any(r.node.shape != root.shape for r in group.roots) or any(n not in host.trace.visits for n in mine) or self.waits(group, host):
+        if any(r.node.shape != root.shape for r in group.roots) or any(n not in host.trace.visits for n in mine):
+            return None
+        if any(r.node in self.apart for g in (group, host) for r in g.roots) or self.would_wait(group, host):
             return None
         return reshaped(tuple(1 << a for a in axes), sizes, root.shape)
+
+    def would_wait(self, group: Group, host: Group) -> bool:
+        """Whether one kernel for both would read what is made of its own values."""
+        outside = [leaf for leaf in group.reads if leaf not in host.trace.visits]
+        return any(self.below[leaf] & self.bit[r.node] for leaf in outside for r in host.roots) or any(
+            self.below[leaf] & self.bit[r.node] for leaf in host.reads for r in group.roots
+        )
 
     def waits(self, group: Group, other: Group) -> bool:
         """Whether a value of one is made of a value of the other, or is not to be joined at all."""
@@ -317,7 +326,7 @@ class Fusion:
         root = group.roots[0].node
         if labels is None:
             labels = tuple(1 << a if n != 1 else 0 for a, n in enumerate(root.shape))
-        trace(root, lambda node, at, t: node in group.trace.leaves, both, labels)
+        trace(root, lambda node, at, t: node in group.trace.leaves and node not in host.trace.visits, both, labels)
         return Group(host.roots + group.roots, both, host.rows, set(both.leaves))
 
     def can_join(self, group: Group, other: Group) -> bool:
