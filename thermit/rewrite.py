@@ -27,7 +27,7 @@ from thermit.ir.node import Node
 from thermit.ir.prims import Prim
 
 Binding = dict[str, Node]
-LIMIT = 100_000  # firings in one graph: a list of rules that needs more goes in circles
+LIMIT = 1_000_000  # steps in one graph: a list of rules that needs more goes in circles
 
 
 # ---------------------------------------------------------------------------------------------- patterns
@@ -200,6 +200,7 @@ class Rewriter:
             elif following in self.done:
                 self.done[node] = self.done[following]
             else:
+                self._advance()
                 stack.append(following)
         return self.done[root]
 
@@ -211,12 +212,12 @@ class Rewriter:
         changed = self.rules.first(node)
         if changed is None:
             return node
-        self._count(changed[0])
+        self.fired[changed[0].name] += 1
+        self.recent.append(changed[0].name)
         return changed[1]
 
-    def _count(self, found: Rule) -> None:
-        self.fired[found.name] += 1
-        self.recent.append(found.name)
+    def _advance(self) -> None:
+        """One more step towards a final form; rules in a circle step for ever."""
         self.count += 1
         if self.count > self.limit:
             raise VerifyError(f"rewriting does not end after {self.limit} steps: {', '.join(self.recent)}", advice="These rules undo each other.")
