@@ -119,12 +119,12 @@ def pool_clear():
     lock()
     for list in range(0, LISTS):
         payload = i64[POOL + HEADS + 8 * list]
+        i64[POOL + HEADS + 8 * list] = 0  # before the blocks are linked anew: a fork in between loses them, nothing worse
         while payload != 0:
             next = i64[payload - PAGE]
             i64[payload - PAGE] = all
             all = payload
             payload = next
-        i64[POOL + HEADS + 8 * list] = 0
     i64[POOL + IDLE] = 0
     unlock()
     while all != 0:
