@@ -25,7 +25,7 @@ UNDEFINED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empt
 
 
 LAYOUT_DEPENDENT = {"linspace", "arange", "huber_loss", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
-                    "embedding_dense_backward", "unfold_backward"}  # fmt: skip
+                    "embedding_dense_backward", "unfold_backward", "index_reduce"}  # fmt: skip
 # eager itself rounds differently in its vectors and at their ends
 
 
@@ -131,7 +131,8 @@ def difference(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], want: Any
     if op.overloadpacket.__name__ in UNDEFINED:
         return None
     kept = [(i, n) for i, n in enumerate(nodes) if n is not None]
-    exact = op.overloadpacket.__name__ not in LAYOUT_DEPENDENT and is_exact([n for _, n in kept])
+    halves = any(w is not None and w.dtype in (torch.bfloat16, torch.float16) for w in wants)
+    exact = not (halves and "alpha" in kwargs) and op.overloadpacket.__name__ not in LAYOUT_DEPENDENT and is_exact([n for _, n in kept])
     zero_sign = not any(n.prim.name in ("min", "max", "amin", "amax") for n in toposort([n for _, n in kept]))  # which zero wins is open
     scale = scale_of([n for _, n in kept], [*_tensors((args, kwargs)), *(w for w in wants if w is not None and w.is_floating_point())])
     try:

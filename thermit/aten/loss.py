@@ -182,10 +182,9 @@ def _nll_loss(self: Node, target: Node, weight: Node | None, reduction: int, ign
     picked, safe, counts = _picked(self, target, axis, ignore_index)
     share = b.like(1, picked) if weight is None else b.gather(b.cast(weight, picked.dtype), [safe])
     share = b.where(counts, share, b.like(0, share))
-    loss = b.where(counts, b.neg(b.mul(picked, share)), b.like(0, picked))
-    nothing = b.const(0, self.dtype)
-    if reduction == NONE:
-        return rounded(loss, self.dtype), nothing
+    loss = b.where(counts, b.neg(each_rounded(b.mul(picked, share), self.dtype)), b.like(0, picked))
+    if reduction == NONE:  # the weight is reported for a single sample only
+        return rounded(loss, self.dtype), rounded(share, self.dtype) if target.type.ndim == 0 else b.const(0, self.dtype)
     axes = range(loss.type.ndim)
     total, weights = reduced(p.SUM, loss, axes), reduced(p.SUM, share, axes)
     return rounded(b.div(total, weights) if reduction == MEAN else total, self.dtype), rounded(weights, self.dtype)
