@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.exhaustive.reference import LONG, batches, compiled, differences, eager, functions, in_long_double, specials, ulps32, ulps64
+from tests.exhaustive.reference import LONG, ErrorKernel, batches, compiled, differences, eager, functions, in_long_double, specials, ulps32, ulps64
 from thermit.codegen.legalize import MATHEMATICS, legalize
 from thermit.codegen.target import host_target
 from thermit.ir import build as b
@@ -140,6 +140,18 @@ def test_shared_expressions_stay_shared() -> None:
     first, second = legalize(program, host_target()).body
     assert isinstance(first, Store) and isinstance(second, Store)
     assert first.value.args == (second.value, second.value)
+
+
+def test_the_fused_measure_of_errors_is_the_plain_one() -> None:
+    x = np.ascontiguousarray(np.resize(specials(p.ASIN, FLOAT32)[0], 256))
+    got = compiled(p.ASIN, x)
+    with np.errstate(all="ignore"):
+        true = np.where(np.arange(256) % 3 == 0, got.astype(np.float64) * 1.0000001, np.resize([0.0, -0.0, np.nan, np.inf, 0.5, 1e-40], 256))
+        plain = ulps32(got, true).astype(np.float32)
+    fused = np.empty(256, np.float32)
+    ErrorKernel(p.ASIN, 256)(x, true, fused)
+    assert np.array_equal(plain, fused)
+    assert np.isinf(plain).any() and (plain == 0).any() and ((plain > 0) & (plain < 2)).any()
 
 
 def test_longdouble_is_wider_than_float64() -> None:

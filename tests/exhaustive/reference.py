@@ -20,7 +20,7 @@ from thermit.ir import build as b
 from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.ir.prims import Prim
-from thermit.ir.types import FLOAT32, FLOAT64, DType
+from thermit.ir.types import FLOAT32, FLOAT64, INT64, UINT64, DType
 from thermit.loops.nest import LoopProgram, Memory, Store
 from thermit.runtime.machine import MachineCode
 
@@ -57,6 +57,40 @@ class Kernel:
         pointers = (ctypes.c_void_p * (len(inputs) + 1))(*[a.ctypes.data for a in inputs], out.ctypes.data)
         assert self.call(pointers, 0, self.elems) == 0
         return out
+
+
+class ErrorKernel:
+    """ulps32 of a float32 function of one argument, fused with the function: for 2^32 arguments numpy's passes take too long."""
+
+    def __init__(self, prim: Prim, elems: int) -> None:
+        target, index = host_target(), b.index("i")
+        x, true = b.load("x", FLOAT32, index), b.load("true", FLOAT64, index)
+        error = b.cast(_ulps32_of(b.cast(Node(prim, (x,), None, x.type), FLOAT64), true), FLOAT32)
+        memories = (Memory("x", FLOAT32, "in", elems), Memory("true", FLOAT64, "in", elems), Memory("out", FLOAT32, "out", elems))
+        program = LoopProgram("kernel", memories, index, elems, (Store("out", index, error),), "vector", target.lanes(32))
+        self.code = MachineCode(emit([legalize(program, target)], target), target)
+        self.call = NATIVE(self.code.address("kernel"))
+
+    def __call__(self, x: Array, true: Array, out: Array) -> None:
+        pointers = (ctypes.c_void_p * 3)(x.ctypes.data, true.ctypes.data, out.ctypes.data)
+        assert self.call(pointers, 0, x.size) == 0
+
+
+def _ulps32_of(got: Node, true: Node) -> Node:
+    """As ulps32, in primitives."""
+    nothing, infinite, limit = b.like(0.0, true), b.like(np.inf, true), b.like(2.0**128, true)
+
+    def finite(x: Node) -> Node:
+        return b.where(b.gt(b.abs_(x), limit), b.copysign(limit, x), x)
+
+    exponent = b.and_(b.shr(b.bitcast(true, UINT64), 52), 0x7FF)
+    exponent = b.minimum(b.maximum(exponent, 1023 - 126), 1023 + 127)
+    per_unit = b.bitcast(b.shl(b.sub(b.like(2046 + 23, exponent), exponent), 52), FLOAT64)
+    error = b.mul(b.abs_(b.sub(finite(got), finite(true))), per_unit)
+    only_got, only_true = b.ne(got, got), b.ne(true, true)
+    error = b.where(b.xor(only_got, only_true), infinite, b.where(only_true, nothing, error))
+    signs = b.lt(b.xor(b.bitcast(got, INT64), b.bitcast(true, INT64)), 0)
+    return b.where(b.and_(b.and_(b.eq(got, 0.0), b.eq(true, 0.0)), signs), infinite, error)
 
 
 def compiled(prim: Prim, *inputs: Array, width: int | None = None, target: Target | None = None) -> Array:

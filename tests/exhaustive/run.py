@@ -20,7 +20,7 @@ from threading import local
 import numpy as np
 import torch
 
-from tests.exhaustive.reference import Kernel, batches, differences, eager, functions, in_long_double, ulps32, ulps64, worst_of
+from tests.exhaustive.reference import ErrorKernel, Kernel, batches, differences, eager, functions, in_long_double, ulps32, ulps64, worst_of
 from thermit.ir.prims import Prim
 from thermit.ir.types import FLOAT32, FLOAT64, DType
 
@@ -59,17 +59,24 @@ class Measure:
             error = (ulps32 if self.dtype is FLOAT32 else ulps64)(self.kernels.kernel(*args), self.true(*args))
         return _worst(error, args)
 
-    def chunk(self, number: int) -> Worst:
-        return self((np.arange(number * CHUNK, (number + 1) * CHUNK, dtype=np.uint32).view(np.float32),))
-
 
 def _all(pool: ThreadPoolExecutor, measure: Callable[..., Worst], work: Iterable[object]) -> Worst:
     return worst_of(list(pool.map(measure, work)))
 
 
 def exhaust(pool: ThreadPoolExecutor, prim: Prim, every: int) -> Worst:
-    """All 2^32 arguments, or every so-many-th chunk of them."""
-    return _all(pool, Measure(prim, FLOAT32).chunk, range(0, (1 << 32) // CHUNK, every))
+    """All 2^32 arguments, or one chunk of them in so many."""
+    true, mine = eager(prim), local()
+
+    def chunk(number: int) -> Worst:
+        if not hasattr(mine, "kernel"):
+            mine.kernel, mine.error = ErrorKernel(prim, CHUNK), np.empty(CHUNK, np.float32)
+        x = np.arange(number * CHUNK, (number + 1) * CHUNK, dtype=np.uint32).view(np.float32)
+        with np.errstate(all="ignore"):
+            mine.kernel(x, true(x.astype(np.float64)), mine.error)
+        return _worst(mine.error, (x,))
+
+    return _all(pool, chunk, range(0, (1 << 32) // CHUNK, every))
 
 
 def sample(pool: ThreadPoolExecutor, prim: Prim, dtype: DType, samples: int) -> Worst:
