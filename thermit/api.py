@@ -424,7 +424,9 @@ def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bo
 
     def run(recorder: Recorder) -> Any:
         holder.append(recorder)
-        with Substitution(call.args, call.kwargs, recorder.known) as inside, watcher:
+        substitution = Substitution(call.args, call.kwargs, recorder.known)
+        watcher.adopt(substitution.copies)
+        with substitution as inside, watcher:
             return function(*inside.args, **inside.kwargs)
 
     def template(value: Any) -> tuple[Template, list[Any], bool]:

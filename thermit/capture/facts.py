@@ -24,7 +24,7 @@ import importlib
 import io
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any
@@ -104,6 +104,16 @@ class Watcher:
         self.objects.looked.clear()
         if self._chained is not None:
             sys.setprofile(self._chained)
+
+    def adopt(self, copies: Sequence[tuple[Any, Any]]) -> None:
+        """Copies of containers of the call stand for the containers themselves."""
+        known = self.objects
+        for container, copied in copies:
+            if id(container) in known.known:
+                known.know(copied, known.known[id(container)][1])
+                known.contents[id(copied)] = known.contents.get(id(container), [])
+                if id(container) in known.flattened:
+                    known.flattened.add(id(copied))
 
     def pause(self) -> None:
         """Stops watching (the machinery of the trace runs)."""

@@ -2,19 +2,22 @@
 
 In:  the arguments of a call, with a stand-in for each tensor; the value that the traced function returned.
 Out: `Substitution`, the same arguments with stand-ins in place of tensors; `Template`, which builds the result of later calls.
-Idea: mutable containers are not copied but filled with stand-ins and emptied of them again, so that identity and mutation stay what
-they are in eager.  Invariant: after `restore` no stand-in is left in an argument.
+Idea: the function works on copies of the containers that hold tensors; what it changed in them, or stored of them, is carried over to
+the caller's own afterwards.  Invariant: the caller's containers never hold a stand-in of an argument.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import gc
 import operator
+import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import CellType, TracebackType
 from typing import Any
 
 import torch
@@ -27,18 +30,20 @@ _MAPPINGS = (dict, OrderedDict, defaultdict)
 
 
 class Substitution:
-    """`args` and `kwargs` of a call with every tensor replaced by `stand_ins[id(tensor)]`; mutable containers keep their identity.
+    """`args` and `kwargs` of a call with every tensor replaced by `stand_ins[id(tensor)]`.
 
-    Use it as a context: on leaving, `restore` puts back the tensor wherever its stand-in is still found in a container of the call.
+    Containers that hold tensors are copied, so that other threads never meet a stand-in; all others are passed as they are.  Use it as a
+    context: on leaving, `restore` carries over to the containers of the caller what the function changed in their copies.
     """
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], stand_ins: Mapping[int, Any]) -> None:
         self._stand_ins = stand_ins
-        self._originals: dict[int, Any] = {}
-        self._made: list[Any] = []
-        self._touched: dict[int, Any] = {}
+        self._originals: dict[int, Any] = {}  # id of what stands in for something -> the thing itself
+        self._made: list[Any] = []  # keeps these ids their own
+        self._copies: dict[int, tuple[Any, Any, list[Any]]] = {}  # id of a container -> itself, its copy, what the copy was filled with
         self.args = tuple([self._replace(a) for a in args])
         self.kwargs = {name: self._replace(a) for name, a in kwargs.items()}
+        self._before = self._counts()
 
     def __enter__(self) -> Call:
         return Call(self.args, self.kwargs)
@@ -46,12 +51,29 @@ class Substitution:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
         self.restore()
 
+    @property
+    def copies(self) -> list[tuple[Any, Any]]:
+        """The caller's containers with the copies that the function works on."""
+        return [(container, copied) for container, copied, _ in self._copies.values()]
+
     def restore(self) -> None:
-        """Puts the tensors back, and lets the stand-ins go."""
-        for container in self._touched.values():
-            _refill(container, self._original)
+        """Writes changes back, with tensors in place of their stand-ins, and lets the stand-ins go."""
+        for container, copied, filled in self._copies.values():
+            now = _flat(copied)
+            if len(now) != len(filled) or not all(map(operator.is_, now, filled)):
+                _become(container, copied, self._original)
+        counts = self._counts()
+        for (container, copied), before, after in zip(self.copies, self._before, counts, strict=True):
+            if after > before:  # the function stored it: the caller's own is to be found there
+                for holder in gc.get_referrers(copied):
+                    _exchange(holder, copied, container)
+            _refill(copied, self._original)
         self._made.clear()
         self._originals.clear()
+        self._copies.clear()
+
+    def _counts(self) -> list[int]:
+        return [sys.getrefcount(copied) for _, copied, _ in self._copies.values()]
 
     def _original(self, value: Any) -> Any:
         return self._originals.get(id(value), value)
@@ -60,15 +82,17 @@ class Substitution:
         new = self._substitute(value)
         if new is not value:
             self._originals[id(new)] = value
-            self._made.append(new)  # keeps the id its own
+            self._made.append(new)
         return new
 
     def _substitute(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._stand_ins.get(id(value), value)
         kind = type(value)
-        if (kind in IMMUTABLE and kind is not slice) or id(value) in self._touched:
+        if kind in IMMUTABLE and kind is not slice:
             return value
+        if id(value) in self._copies:
+            return self._copies[id(value)][1]
         if kind is tuple or (isinstance(value, tuple) and hasattr(kind, "_fields")):
             parts = [self._replace(v) for v in value]
             return value if all(map(operator.is_, parts, value)) else tuple.__new__(kind, parts)
@@ -78,14 +102,68 @@ class Substitution:
         if kind is functools.partial:
             return functools.partial(self._replace(value.func), *self._replace(value.args), **self._replace(dict(value.keywords)))
         if _is_refillable(value):
-            self._touched[id(value)] = value
-            _refill(value, self._replace)
-            return value
+            copied = copy.copy(value)
+            _refill(copied, self._replace)
+            filled = _flat(copied)
+            if all(map(operator.is_, filled, _flat(value))):
+                return value  # no tensor in it: the function gets the very container
+            self._copies[id(value)] = value, copied, filled
+            return copied
         if kind in SUPPORTED_NODES:
             node = SUPPORTED_NODES[kind]
             children, context = node.flatten_fn(value)
             return node.unflatten_fn([self._replace(c) for c in children], context)
         return value
+
+
+def _flat(container: Any) -> list[Any]:
+    """What a container holds, keys of a dict included, in order."""
+    if isinstance(container, dict):
+        return [part for pair in dict.items(container) for part in pair]
+    if isinstance(container, list | deque):
+        return list(container)
+    fields = [f.name for f in dataclasses.fields(container) if hasattr(container, f.name)]
+    own = getattr(container, "__dict__", {})
+    return [getattr(container, name) for name in fields] + [part for name in own if name not in fields for part in (name, own[name])]
+
+
+def _become(container: Any, copied: Any, original: Callable[[Any], Any]) -> None:
+    """The container gets what the copy holds now."""
+    if isinstance(container, dict):
+        pairs = [(key, original(value)) for key, value in dict.items(copied)]
+        base: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+        base.clear(container)
+        for key, value in pairs:
+            base.__setitem__(container, key, value)
+    elif isinstance(container, list):
+        list.__setitem__(container, slice(None), [original(v) for v in copied])
+    elif isinstance(container, deque):
+        parts = [original(v) for v in copied]
+        container.clear()
+        container.extend(parts)
+    else:
+        names = [f.name for f in dataclasses.fields(container)]
+        for name in dict.fromkeys([*names, *getattr(container, "__dict__", ()), *getattr(copied, "__dict__", ())]):
+            if hasattr(copied, name):
+                object.__setattr__(container, name, original(getattr(copied, name)))
+            elif hasattr(container, name):
+                object.__delattr__(container, name)
+
+
+def _exchange(holder: Any, old: Any, new: Any) -> None:
+    """Puts `new` where `holder` has `old`: a dict (of an object, of globals), a list, a closed-over variable."""
+    if isinstance(holder, dict):
+        for key, value in list(dict.items(holder)):
+            if value is old:
+                dict.__setitem__(holder, key, new)
+    elif isinstance(holder, list):
+        for i, value in enumerate(holder):
+            if value is old:
+                list.__setitem__(holder, i, new)
+    elif isinstance(holder, CellType) and holder.cell_contents is old:
+        holder.cell_contents = new
+    elif type(getattr(holder, "__dict__", None)) is dict:  # an object whose dict did not exist until it was asked for
+        _exchange(holder.__dict__, old, new)
 
 
 def _is_refillable(value: Any) -> bool:
