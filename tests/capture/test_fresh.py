@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -386,3 +387,38 @@ def test_attributes_of_an_argument_tensor() -> None:
             if factor is not None:
                 x.factor = factor  # type: ignore[attr-defined]
             torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_threads_that_share_a_container() -> None:
+    shared = {"x": torch.ones(4), "l": [torch.ones(4), (torch.ones(4), 2)]}
+    compiled = thermit.jit(lambda d, k: d["x"] * 2 + d["l"][0] * k + d["l"][1][0], max_variants=100)
+    wrong: list[Any] = []
+
+    def call() -> None:
+        for k in range(4):
+            try:
+                value = compiled(shared, float(k))
+                if type(value) is not torch.Tensor or value.tolist() != [3.0 + k] * 4:
+                    wrong.append(value)
+            except Exception as error:
+                wrong.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong, wrong[0]
+
+
+def test_a_container_that_is_given_back_is_the_same() -> None:
+    compiled = thermit.jit(lambda items, x: (items, items[0] * x))
+    for _ in range(3):
+        items = [vector()]
+        given, value = compiled(items, 2.0)
+        assert given is items and value.tolist() == [0.0, 2.0, 4.0]

@@ -70,7 +70,7 @@ def test_stand_ins_go_in_and_come_out() -> None:
     stand_ins = {number: torch.zeros(5) for number in before}
     with Substitution(args, kwargs, stand_ins) as inside:
         assert tensors_of(inside.args, inside.kwargs) == [id(stand_ins[number]) for number in before]
-        assert inside.args[1] is args[1] and inside.args[1]["list"] is args[1]["list"] and inside.args[1]["box"] is args[1]["box"]
+        assert tensors_of(args, kwargs) == before, "the caller's own are untouched, for other threads to see"
         assert inside.args[2][0] is inside.args[2][1] is inside.args[0]
         assert type(inside.args[1]["pair"]) is Pair and type(inside.kwargs["options"]) is Options
     assert tensors_of(args, kwargs) == before
@@ -93,6 +93,22 @@ def test_changes_made_inside_stay() -> None:
         inside.args[1]["copy"] = inside.args[1].pop("a")
     assert [id(t) for t in items] == [id(made), id(a), id(b), id(a)]
     assert list(named) == ["copy"] and named["copy"] is a
+
+
+def test_what_is_stored_is_the_callers_own() -> None:
+    a = torch.ones(1)
+    items, keep = [a], Plain()
+    cell = None
+
+    def read() -> Any:
+        return cell
+
+    with Substitution((items,), {}, {id(a): torch.zeros(1)}) as inside:
+        keep.items = inside.args[0]  # type: ignore[attr-defined]
+        cell = inside.args[0]
+        keep.items.append(2)  # type: ignore[attr-defined]
+    del inside
+    assert keep.items is items and read() is items and items == [a, 2]  # type: ignore[attr-defined]
 
 
 def test_tensors_come_back_after_an_exception() -> None:
