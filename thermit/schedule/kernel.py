@@ -102,7 +102,8 @@ def schedule_text(schedule: Schedule) -> str:
         stores = ", ".join(f"{name(s.node)}: {s.node.type}" + (f" -> {s.target} {s.index}" if s.target != "temp" else "") for s in step.stores)
         reads = ", ".join(f"{name(load.node)}: {load.node.type}" for load in step.loads)
         values = [n for n in toposort(s.node for s in step.stores) if n.prim.kind not in ("input", "const")]
-        lines.append(f"{step.name}: {stores}  from  {reads or 'nothing'}  ({len(values)} values" + (f", {len(step.rows)} in rows" if step.rows else "") + ")")
+        kept = f", {len(step.rows)} in rows" if step.rows else ""
+        lines.append(f"{step.name}: {stores}  from  {reads or 'nothing'}  ({len(values)} values{kept})")
         if step.why:
             lines.append(f"    {step.why}")
     lines += [f"stored {r.node!r}: {r.reason}" for r in schedule.refused]
