@@ -85,6 +85,18 @@ def test_dense_strides_are_those_of_empty_like():
             assert dense_strides(tuple(x.shape), x.stride()) == torch.empty_strided(x.shape, x.stride()).clone().stride() or not x.is_contiguous()
 
 
+@pytest.mark.parametrize("op", [aten.flip.default, aten.empty_like.default, aten.zeros_like.default, aten.rand_like.default], ids=str)
+def test_results_that_lie_as_their_model(op):
+    makers = [*LAYOUTS.values(), *IMAGES.values(), lambda t: t(1, 15).t(), lambda t: t(15, 1).as_strided((15, 1), (1, 1))]
+    for make in makers:
+        x = make(lambda *s: torch.ones(s))
+        args = (x, [0]) if op is aten.flip.default else (x,)
+        if x.dim() == 0 and op is aten.flip.default:
+            continue
+        got = infer(op, [describe(a) for a in args], {}, pointwise=False, device=False)
+        assert got.geometry.strides == op(*args).stride(), (x.shape, x.stride())
+
+
 def test_an_error_of_eager_is_raised():
     x = describe(torch.ones(3))
     with pytest.raises(RuntimeError):

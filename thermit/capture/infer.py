@@ -214,23 +214,40 @@ def convert(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
-def _statistics(result: Any, args: Sequence[Any]) -> Any:
+def _like(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A result made by empty_like lies as its model does, axes of size 1 included, which the metas forget."""
+    model = args[0].geometry
+    if kwargs.get("memory_format") not in (None, torch.preserve_format) or result.geometry.sizes != model.sizes or 0 in model.sizes:
+        return result
+    strides = model.strides if is_dense(model) else dense_strides(model.sizes, model.strides)
+    return result._replace(geometry=Geometry(model.sizes, strides, 0))
+
+
+def _statistics(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Norms of half types save their statistics in the type of the weight, which the metas do not know."""
     x, weight = args[0], next((a for a in args[1:] if isinstance(a, Meta)), None)
     dtype = x.dtype if weight is None else weight.dtype
-    return (result[0], *(m._replace(dtype=dtype) for m in result[1:3]), *result[3:])
+    running = [m._replace(dtype=given.dtype) if isinstance(given, Meta) else m for m, given in zip(result[3:], args[3:5], strict=False)]
+    return (result[0], *(m._replace(dtype=dtype) for m in result[1:3]), *running)
 
 
-def _batch_norm(result: Any, args: Sequence[Any]) -> Any:
+def _batch_norm(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """In evaluation the kernel saves no statistics."""
     if args[5]:
-        return _statistics(result, args)
+        return _statistics(result, args, kwargs)
     empty = Geometry((0,), (1,), 0)
     return (result[0], *(Meta(empty, m.dtype) for m in result[1:]))
 
 
 # Where PyTorch's metas differ from its CPU kernels.
-_CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any]], Any]] = {
+_CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {
+    **dict.fromkeys(
+        (
+            aten.flip.default, aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
+            aten.rand_like.default, aten.randn_like.default, aten.randint_like.default, aten.randint_like.low_dtype,
+        ),
+        _like,
+    ),
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit_functional.default: _statistics,
     aten.native_layer_norm.default: _statistics,
@@ -256,7 +273,7 @@ def infer(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], *, pointw
     with plain_sizes():
         result = convert(op(*metas, **named), describe)
     corrected = _CORRECTED.get(op)
-    return result if corrected is None else corrected(result, args)
+    return result if corrected is None else corrected(result, args, kwargs)
 
 
 def describe(value: Any) -> Any:
