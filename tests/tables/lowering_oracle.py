@@ -88,8 +88,8 @@ def close(x: torch.Tensor, y: torch.Tensor, ulps: float, scale: float = 0.0) -> 
 
 
 def scale_of(nodes: list[Node], tensors: list[torch.Tensor]) -> float:
-    """The largest finite number around, where the graph adds up: what cancels there leaves errors of its size."""
-    if not any(n.prim.name in ("sum", "cumsum", "prod", "cumprod", "scatter") for n in toposort(nodes)):
+    """The largest finite number around, where the graph adds up (parts of pads too): what cancels there leaves errors of its size."""
+    if not any(n.prim.name in ("sum", "cumsum", "prod", "cumprod", "scatter", "pad") for n in toposort(nodes)):
         return 0.0
     sizes = [t.double().abs() for t in tensors if t.is_floating_point()]
     return max((float(torch.where(s.isfinite(), s, 0.0).max()) for s in sizes if s.numel()), default=0.0)
