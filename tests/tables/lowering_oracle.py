@@ -87,9 +87,9 @@ def close(x: torch.Tensor, y: torch.Tensor, ulps: float, scale: float = 0.0) -> 
     return near | (wide_x == wide_y) | (x.isnan() & y.isnan())
 
 
-def scale_of(nodes: list[Node], tensors: list[torch.Tensor]) -> float:
-    """The largest finite number around, where the graph adds up (parts of pads too): what cancels there leaves errors of its size."""
-    if not any(n.prim.name in ("sum", "cumsum", "prod", "cumprod", "scatter", "pad") for n in toposort(nodes)):
+def scale_of(nodes: list[Node], tensors: list[torch.Tensor], adds: bool) -> float:
+    """The largest finite number around, where the graph adds up: what cancels there leaves errors of its size."""
+    if not adds and not any(n.prim.name in ("sum", "cumsum", "prod", "cumprod", "scatter") for n in toposort(nodes)):
         return 0.0
     sizes = [t.double().abs() for t in tensors if t.is_floating_point()]
     return max((float(torch.where(s.isfinite(), s, 0.0).max()) for s in sizes if s.numel()), default=0.0)
@@ -134,7 +134,11 @@ def difference(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], want: Any
     halves = any(w is not None and w.dtype in (torch.bfloat16, torch.float16) for w in wants)
     exact = not (halves and "alpha" in kwargs) and op.overloadpacket.__name__ not in LAYOUT_DEPENDENT and is_exact([n for _, n in kept])
     zero_sign = not any(n.prim.name in ("min", "max", "amin", "amax") for n in toposort([n for _, n in kept]))  # which zero wins is open
-    scale = scale_of([n for _, n in kept], [*_tensors((args, kwargs)), *(w for w in wants if w is not None and w.is_floating_point())])
+    scale = scale_of(
+        [n for _, n in kept],
+        [*_tensors((args, kwargs)), *(w for w in wants if w is not None and w.is_floating_point())],
+        op.overloadpacket.__name__ in LAYOUT_DEPENDENT,
+    )
     try:
         values = evaluate([n for _, n in kept], inputs, arrays)
     except interp.OutOfRange as stop:
