@@ -68,6 +68,8 @@ class Worker:
         self.peer, self.case = peer, case
         self.function: Callable[..., Any] = _not_made
         self.inputs = [peer.from_numpy(a) for a in arrays(case.inputs)]
+        if peer.wait is not None:  # copies may still be under way
+            peer.wait(self.inputs)
         gc.collect()
         self.resident_mb = _status_mb("VmRSS")
 
