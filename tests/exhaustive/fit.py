@@ -86,9 +86,9 @@ def scaled_erfc(t: mp.mpf) -> mp.mpf:
 
 
 FITS: dict[str, Fit] = {
-    "EXP_SINGLE": Fit("(e^r - 1 - r) / r^2", lambda r: (mp.expm1(r) - r) / r**2, lambda r: r**2 * mp.exp(-r), -LN2_HALF, LN2_HALF, 4, "float32"),
+    "EXP_SINGLE": Fit("(e^r - 1 - r) / r^2", lambda r: (mp.expm1(r) - r) / r**2, lambda r: r**2 * mp.exp(-r), -LN2_HALF, LN2_HALF, 5, "float32"),
     "LOG_SINGLE": Fit(
-        "(log(1 + f) - f + f^2 / 2) / f^3", lambda f: (log_rest(f) + 0.5) / f, lambda f: f * log_weight(f), -1 / 3, 1 / 3, 7, "float32"
+        "(log(1 + f) - f + f^2 / 2) / f^3", lambda f: (log_rest(f) + 0.5) / f, lambda f: f * log_weight(f), -0.2929, 0.41422, 8, "float32", exact=4
     ),
     "EXPM1_SHORT": Fit("(e^r - 1) / r", lambda r: mp.expm1(r) / r, lambda r: r / mp.expm1(r), -LN2_HALF, LN2_HALF, 6),
     "EXP_SHORT": Fit("e^r", mp.exp, lambda r: mp.exp(-r), -LN2_HALF, LN2_HALF, 6),
