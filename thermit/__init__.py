@@ -7,19 +7,29 @@ Reading order of the house: api (the callable) > capture (the function becomes a
 passes, schedule, loops, codegen (the stages) > runtime (machine code, native entry) ; aten (PyTorch's vocabulary) ; ir (the graph).
 """
 
-from thermit.api import TensorSpec, disable, jit, log_compiles
-from thermit.capture.recording import ThermitWarning
-from thermit.config import configure
-from thermit.errors import (
-    CompileError,
-    DataDependentError,
-    LeakedStandInError,
-    ThermitError,
-    TypeRuleError,
-    UnexpectedCompileError,
-    UnsupportedError,
-    VerifyError,
-)
+import gc
+
+# Modules make objects that stay.  A collection while they are loaded frees nothing and looks at everything that torch has made as well:
+# it would be half the time of the import.
+_collects = gc.isenabled()
+gc.disable()
+try:
+    from thermit.api import TensorSpec, disable, jit, log_compiles
+    from thermit.capture.recording import ThermitWarning
+    from thermit.config import configure
+    from thermit.errors import (
+        CompileError,
+        DataDependentError,
+        LeakedStandInError,
+        ThermitError,
+        TypeRuleError,
+        UnexpectedCompileError,
+        UnsupportedError,
+        VerifyError,
+    )
+finally:
+    if _collects:
+        gc.enable()
 
 __version__ = "0.1.0"
 
