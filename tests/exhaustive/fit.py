@@ -108,7 +108,7 @@ FITS: dict[str, Fit] = {
         lambda z: (even(atanh_rest)(z) - mp.mpf(2) / 3) / z,
         lambda z: z * z / 2,
         0,
-        0.0401,
+        0.02945,
         7,
     ),
     "SIN": Fit("(sin(r) - r) / r^3 in r^2", even(lambda r: (mp.sin(r) - r) / r**3), even(lambda r: r**3 / mp.sin(r)), 0, QUARTER**2, 5),

@@ -170,10 +170,10 @@ def _normal(x: Node) -> Pair:
     return where(tiny, mul(x, 2.0**52), x), where(tiny, like(-52.0, x), like(0.0, x))
 
 
-def _log_parts(x: Node) -> tuple[Node, Node]:
-    """x > 0: exponent, mantissa - 1."""
+def _log_parts(x: Node, least: float = 2 / 3) -> tuple[Node, Node]:
+    """x > 0: exponent, mantissa (from `least` on) - 1."""
     scaled, shift = _normal(x)
-    n, m = split_exponent(scaled, 2 / 3)
+    n, m = split_exponent(scaled, least)
     return add(n, shift), sub(m, 1.0)
 
 
@@ -265,7 +265,7 @@ def atanh(x: Node) -> Node:
 
 # ---------------------------------------------------------------------------------------------- pow
 def _long_logarithm(n: Node, f: Node) -> Pair:
-    """n ln 2 + ln(1 + f), 2/3 <= 1 + f <= 4/3, to some 2^-66: 2 s + s z (2/3 + z P(z)) with s = f / (f + 2), z = s^2 as pairs."""
+    """n ln 2 + ln(1 + f), sqrt(1/2) <= 1 + f <= sqrt(2), to some 2^-66: 2 s + s z (2/3 + z P(z)) with s = f / (f + 2), z = s^2 as pairs."""
     below = add(f, 2.0)
     error = sub(f, sub(below, 2.0))
     s = div(f, below)
@@ -282,7 +282,7 @@ def _long_logarithm(n: Node, f: Node) -> Pair:
 
 def pow_(x: Node, y: Node) -> Node:
     """|x|^y = e^(y ln |x|) with the logarithm and the product as pairs."""
-    high, low = _long_logarithm(*_log_parts(abs_(x)))
+    high, low = _long_logarithm(*_log_parts(abs_(x), math.sqrt(0.5)))
     top, error = two_product(high, y)
     extra = fma(low, y, error)
     over, under = gt(top, 800.0), lt(top, -800.0)
