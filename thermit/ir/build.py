@@ -283,7 +283,9 @@ def flip(x: Node, axes: Sequence[int]) -> Node:
 
 # ---------------------------------------------------------------------------------------------- reduce, scan
 def reduce(prim: Prim, x: Node, axes: Sequence[int]) -> Node:
-    """x combined along `axes`, which disappear; with no axes, x itself.  argmax and argmin take one axis and give int64."""
+    """x combined along `axes`, which disappear; with no axes, x itself.  argmax and argmin take one axis and give int64.
+
+    An axis of size 1 combines nothing: it is reshaped away, so that every reduction node has a loop of its own."""
     axes = tuple(sorted(axes))
     _require(prim.kind == "reduce" and len(set(axes)) == len(axes) and all(0 <= a < x.type.ndim for a in axes), f"{prim}: {x.type} over {axes}")
     _require(prim not in (p.ANY, p.ALL) or x.dtype is BOOL, f"{prim}: {x.type} is not bool")
@@ -291,11 +293,18 @@ def reduce(prim: Prim, x: Node, axes: Sequence[int]) -> Node:
     shape = tuple(n for a, n in enumerate(x.shape) if a not in axes)
     if prim in (p.ARGMAX, p.ARGMIN):
         _require(len(axes) == 1 and x.shape[axes[0]] > 0, f"{prim}: {x.type} over {axes}")
+        if x.shape[axes[0]] == 1:
+            return const(0, INT64, shape)
         return Node(prim, (x,), Axes(axes), TensorType(shape, INT64))
     if prim.identity is None:
         _require(all(x.shape[a] for a in axes), f"{prim}: {x.type} over the empty {axes}")
     elif any(x.shape[a] == 0 for a in axes):
         return const(prim.identity, x.dtype, shape)
+    kept = tuple(a for a in axes if x.shape[a] != 1)
+    if kept != axes:
+        if not kept and prim is p.SUM and x.dtype.is_float:
+            x = add(x, const(0.0, x.dtype, x.shape))  # the sum of -0.0 alone is 0.0
+        return reshape(reduce(prim, x, kept), shape)
     return Node(prim, (x,), Axes(axes), x.type.with_shape(shape)) if axes else x
 
 

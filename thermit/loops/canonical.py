@@ -21,6 +21,7 @@ def canonical(kernel: Kernel) -> Kernel:
     new: dict[Node, Node] = {load.node: build.graph_input(k, load.node.type) for k, load in enumerate(kernel.loads)}
     inputs = {load.node.attrs.index: k for k, load in enumerate(kernel.loads) if load.node.prim is INPUT}
     for node in _inside([s.node for s in kernel.stores if s.node not in new], new):
+        assert node.prim.kind not in ("input", "call"), f"{node!r} must be read or stored: fuse left it inside {kernel.name}"
         args = tuple(new[a] for a in node.args)
         new[node] = node if args == node.args else Node(node.prim, args, node.attrs, node.type)
     stores = tuple(Stored(new[s.node], s.strides, s.target, inputs.get(s.index, NO_INPUT) if s.target == "update" else 0) for s in kernel.stores)

@@ -323,10 +323,12 @@ class Fusion:
     def joined(self, host: Group, group: Group, labels: Labels | None = None) -> Group:
         """One kernel, over the domain of the host."""
         both = host.trace.copy()
-        root = group.roots[0].node
+        first = group.roots[0].node
         if labels is None:
-            labels = tuple(1 << a if n != 1 else 0 for a, n in enumerate(root.shape))
-        trace(root, lambda node, at, t: node in group.trace.leaves and node not in host.trace.visits, both, labels)
+            labels = tuple(1 << a if n != 1 else 0 for a, n in enumerate(first.shape))
+        for made in dict.fromkeys(r.node for r in group.roots):  # those of another shape are absorbed: the first root reaches them
+            if made.shape == first.shape:
+                trace(made, lambda node, at, t: node in group.trace.leaves and node not in host.trace.visits, both, labels)
         return Group(host.roots + group.roots, both, host.rows, set(both.leaves))
 
     def can_join(self, group: Group, other: Group) -> bool:

@@ -1,0 +1,30 @@
+"""Programs on which jit once differed from eager, shrunk: each stays right.
+
+An entry is the family (exact: bit for bit; smooth: to a tolerance), the inputs (shape, dtype, layout), the body, the results.
+"""
+
+import pytest
+from tests.fuzz.compare import fault
+from tests.fuzz.programs import Program
+
+import thermit
+
+FOUND = [
+    # pad over concat: an index that is sure to be outside
+    ("exact", [((1, 17), "int8", "plain")], "v0 = torch.stack([x0, x0], -1); v1 = F.pad(v0, (1, 0, -1, 2)); v2 = v1 % (v1 * 0 + 3)", "v2"),
+    ("exact", [((2, 3), "int8", "plain")], "v0 = torch.cat([x0, x0]) * 1; v1 = F.pad(v0, (1, 2))", "v1"),
+    # a reduction over an axis of size 1 is no loop, so it makes no row
+    ("exact", [((9, 1), "int16", "strided")], "v0 = x0.any(-1); x0.select(-1, 0).mul_(3); v2 = x0 * v0; v6 = v2 - x0", "v6"),
+    ("smooth", [((5, 1), "float32", "plain")],
+     "v0 = x0.amax((1, ), keepdim=True); v3 = F.gelu(v0 + v0, approximate='tanh').cumsum(-1); v6 = F.pad(v0, (1, 2)).unfold(0, 2, 1)", "v3, v6"),
+    # several stores join a kernel as its rows: what the second one reads was lost
+    ("smooth", [((4, 3, 5), "float32", "plain"), ((3,), "float32", "plain"), ((3,), "float32", "plain")],
+     "v0 = F.batch_norm(x0, x1, x2.abs_(), training=True); v1 = x1 * 2", "v0, v1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", FOUND, ids=[str(i) for i in range(len(FOUND))])
+def test_found(entry):
+    family, inputs, body, results = entry
+    made = Program(family, inputs, 0, body.split("; "), results.split(", "))
+    assert (how := fault(made, thermit.jit)) is None, f"{how}\n{made.source}"
