@@ -10,7 +10,8 @@ passes, schedule, loops, codegen (the stages) > runtime (machine code, native en
 import gc
 
 # Modules make objects that stay.  A collection while they are loaded frees nothing and looks at everything that torch has made as well:
-# it would be half the time of the import.
+# it would be half the time of the import.  Then all that there is counts as old, which is what freeze and unfreeze do together in no time:
+# otherwise the first call would pay for the collection.
 _collects = gc.isenabled()
 gc.disable()
 try:
@@ -30,6 +31,9 @@ try:
 finally:
     if _collects:
         gc.enable()
+    if not gc.get_freeze_count():  # else the program has frozen objects of its own
+        gc.freeze()
+        gc.unfreeze()
 
 __version__ = "0.1.0"
 
