@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import cProfile
 import functools
 import sys
 import threading
@@ -422,3 +423,17 @@ def test_a_container_that_is_given_back_is_the_same() -> None:
         items = [vector()]
         given, value = compiled(items, 2.0)
         assert given is items and value.tolist() == [0.0, 2.0, 4.0]
+
+
+def test_under_cprofile() -> None:
+    """A profiler written in C cannot be called by the watch; it goes on after the trace."""
+    profiler = cProfile.Profile()
+    f = thermit.jit(lambda x: torch.sin(x) + 1)
+    x = torch.randn(5)
+    profiler.enable()
+    try:
+        result = f(x)
+        assert sys.getprofile() is profiler
+    finally:
+        profiler.disable()
+    torch.testing.assert_close(result, torch.sin(x) + 1)

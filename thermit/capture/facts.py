@@ -86,14 +86,16 @@ class Watcher:
         self._nested: set[Any] = set()
         self._writes: dict[str, str] = {}
         self._before = ambient()
-        self._chained: Any = None
+        self._profiler: Any = None  # the one that was active
+        self._chained: Any = None  # the same, where it can be called: those written in C cannot
         self._arguments = self._image()
         for source, value in argument_roots(function, call):
             self.objects.learn_argument(source, value)
         self._learn_root(function)
 
     def __enter__(self) -> Watcher:
-        self._chained = sys.getprofile()
+        self._profiler = sys.getprofile()
+        self._chained = self._profiler if callable(self._profiler) else None
         self.resume()
         return self
 
@@ -104,6 +106,8 @@ class Watcher:
         self.objects.looked.clear()
         if self._chained is not None:
             sys.setprofile(self._chained)
+        elif hasattr(self._profiler, "enable"):  # cProfile: it misses what the function does while it is traced
+            self._profiler.enable()
 
     def adopt(self, copies: Sequence[tuple[Any, Any]]) -> None:
         """Copies of containers of the call stand for the containers themselves."""
