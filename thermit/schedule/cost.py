@@ -13,6 +13,14 @@ LIMIT_LOADS = 40  # buffers that one kernel reads: pointers and streams
 COST_COSTLY = 10
 COST_DIVIDE = 4
 COST_SHARED = 24  # a value that two kernels need is stored from here on: a write and two reads of memory cost about as much
+COST_SCATTERED = 24  # reading one element below a gather: lanes are loaded one by one
+COST_POW = 60
+COST_KERNEL = 5000  # of one more kernel: started, and its buffer
+AGAIN_GAIN = 0.05  # of the work of a kernel that must be saved
+AGAIN_TRIALS = 4  # values whose storing is weighed in full
+COSTLY_AGAIN = 8  # kernels of fewer operations are not weighed
+L2_BYTES = 1 << 19  # what is larger goes to L3 and back
+L3_BYTES = 1 << 24  # what is larger goes to memory and back
 COST_ROW = 8  # a value that two loops over a row need is kept from here on: a write and a read of L1
 ROW_BYTES = 256 << 10  # row buffers of one kernel, on the stack and in L2
 SMALL_ELEMS = 16 << 10  # below, one core does it before a second could be woken
@@ -28,5 +36,11 @@ COSTLY = frozenset(
 def cost_of(node: Node) -> int:
     """Operations of one element of a map."""
     if node.prim in COSTLY:
-        return COST_COSTLY
+        return COST_POW if node.prim is p.POW else COST_COSTLY
     return COST_DIVIDE if node.prim in (p.DIV, p.SQRT, p.REM) else 1
+
+
+def memory_cost(node: Node) -> int:
+    """Writing an element to a buffer and reading it back."""
+    size, each = node.type.nbytes, node.dtype.itemsize
+    return 2 + (2 * each if size > L3_BYTES else each // 2 if size > L2_BYTES else 0)

@@ -21,6 +21,7 @@ from typing import Any
 from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort, users
 from thermit.ir.types import Shape, contiguous_strides
+from thermit.schedule.again import computed_again
 from thermit.schedule.cost import COST_SHARED, LIMIT_LOADS, LIMIT_NODES, SMALL_ELEMS, SPLIT_ELEMS, cost_of
 from thermit.schedule.group import Group, Root
 from thermit.schedule.kernel import Refusal, Schedule
@@ -166,6 +167,9 @@ class Fusion:
         group.reads = set(found.leaves)
         self.check_alignment(group)
         self.set_rows(group)
+        again = computed_again(group)
+        if again is not None:
+            self.store(*again)
         return group
 
     def trace_root(self, node: Node, leaf: Any) -> Trace:
