@@ -257,6 +257,8 @@ def index_reduce(self: Node, dim: int, index: Node, source: Node, reduce: str, *
     base, values, at = _rows(self, dim, index, source)
     if values.type.numel == 0:
         return self
+    if self.dtype.is_half and reduce in ("mean", "prod"):
+        return NotImplemented  # eager rounds after each value, in the order of the index
     found = _reduced(base, values, at, reduce, include_self)
     return found if found is NotImplemented else b.reshape(found, self.shape)
 

@@ -2,7 +2,7 @@
 
 What comes in: [n, c, spatial...], the sizes of the result, perhaps the scale factors.  What goes out: reads at computed places
 and a weighted sum of them.  Places and weights follow eager's kernels operation by operation (where those are compiled to a
-fused multiply-add the row says fma), so nearest and linear agree bit for bit, cubic and three linear axes within rounding.
+fused multiply-add the row says fma), so nearest and linear agree bit for bit, cubic within rounding.
 Nearest by a whole factor is a view.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from thermit.aten import samples
-from thermit.aten.table import TORCH_OF, Lowered, computed, lower, rounded
+from thermit.aten.table import TORCH_OF, Lowered, computed, each_rounded, lower, rounded
 from thermit.aten.view import along, insert_axis, slice_axis
 from thermit.ir import build as b
 from thermit.ir.node import Node
@@ -137,8 +137,8 @@ def _source(size: int, out: int, align_corners: bool, given: float | None, dtype
     return b.fma(b.like(_scale(size, out, given, dtype), half), half, b.like(-0.5, half))
 
 
-def _linear_places(size: int, out: int, align_corners: bool, given: float | None, dtype: DType) -> Places:
-    """The two neighbours of each output element and their weights."""
+def _linear_places(size: int, out: int, align_corners: bool, given: float | None, dtype: DType, kept: DType) -> Places:
+    """The two neighbours of each output element and their weights, computed in `dtype`, the second's kept in another."""
     if size == out:
         same = b.iota((out,), 0, INT64)
         return [(same, b.const(1, dtype, (out,))), (same, b.const(0, dtype, (out,)))]
@@ -148,6 +148,7 @@ def _linear_places(size: int, out: int, align_corners: bool, given: float | None
     first = b.minimum(b.maximum(b.cast(b.floor(b.cast(source, FLOAT32)), INT64), 0), size - 1)  # 0: so that no check is needed
     second = b.minimum(b.add(first, 1), size - 1)
     weight = b.minimum(b.maximum(b.sub(source, b.cast(first, dtype)), 0), 1)
+    weight = each_rounded(weight, kept)
     return [(first, b.sub(b.like(1, weight), weight)), (second, weight)]
 
 
@@ -160,6 +161,11 @@ def _taps(x: Node, axes: Sequence[Places]) -> list[tuple[Node, tuple[Node, ...]]
         value = _read(x, {first + k: index for k, (index, _) in enumerate(picks)})
         taps.append((value, tuple(along(weight, shape, first + k) for k, (_, weight) in enumerate(picks))))
     return taps
+
+
+def _kept(places: Places, dtype: DType) -> Places:
+    """The places with weights as eager's kernel for any number of axes keeps them: in the type of the image."""
+    return [(index, each_rounded(weight, dtype)) for index, weight in places]
 
 
 def _weighted(terms: Sequence[tuple[Node, Node]]) -> Node:
@@ -177,14 +183,17 @@ def _linear(x: Node, output_size: Sequence[int], align_corners: bool, scales: Se
         return NotImplemented
     wide = computed(x)
     sizes = x.shape[-rank:]
-    axes = [_linear_places(*axis, place_dtype(x.dtype)) for axis in zip(sizes, output_size, (align_corners,) * rank, scales, strict=True)]
+    kept = wide.dtype if rank == 2 else x.dtype
+    options = zip(sizes, output_size, (align_corners,) * rank, scales, strict=True)
+    axes = [_kept(_linear_places(*axis, place_dtype(x.dtype), kept), kept) for axis in options]
     taps = _taps(wide, axes)
     if rank == 1:
         total = _weighted([(value, weights[0]) for value, weights in taps])
     elif rank == 2:
         total = _weighted([(value, b.mul(*weights)) for value, weights in taps])
     else:
-        planes = [_weighted([(value, b.mul(*weights[1:])) for value, weights in half]) for half in (taps[:4], taps[4:])]
+        lines = [_weighted([(value, weights[2]) for value, weights in taps[i : i + 2]]) for i in range(0, 8, 2)]
+        planes = [_weighted([(lines[i], taps[2 * i][1][1]), (lines[i + 1], taps[2 * i + 2][1][1])]) for i in (0, 2)]
         total = _weighted([(planes[0], taps[0][1][0]), (planes[1], taps[4][1][0])])
     return rounded(total, x.dtype)
 
@@ -243,6 +252,6 @@ def upsample_bicubic2d(
         return NotImplemented
     x, scales = computed(self), (scales_h, scales_w)
     axes = [_cubic_places(*axis, place_dtype(self.dtype)) for axis in zip(self.shape[-2:], output_size, (align_corners,) * 2, scales, strict=True)]
-    taps = _taps(x, axes)
+    taps = _taps(x, [_kept(places, self.dtype) for places in axes])
     rows = [_weighted([(value, weights[1]) for value, weights in taps[4 * i : 4 * i + 4]]) for i in range(4)]
     return rounded(_weighted([(row, taps[4 * i][1][0]) for i, row in enumerate(rows)]), self.dtype)

@@ -80,12 +80,12 @@ def smooth_l1_loss_backward(grad_output: Node, self: Node, target: Node, reducti
 
 @lower(aten.huber_loss.default, floats=True)
 def huber_loss(self: Node, target: Node, reduction: int = MEAN, delta: float = 1.0) -> Lowered:
-    """z^2 / 2 below delta, delta (z - delta / 2) above, with z = |x - y|.  Half types round each step."""
+    """z^2 / 2 below delta, delta (z - delta / 2) above, with z = |x - y|.  bfloat16 rounds each step."""
     dtype = result_type(self, target)
     x, y = operands(self, target)
-    step = dtype
+    step = FLOAT32 if dtype is FLOAT16 else dtype
     z = b.abs_(each_rounded(b.sub(x, y), step))
-    limit = each_rounded(b.like(delta, z), dtype)
+    limit = each_rounded(b.like(delta, z), step)
     half_limit = each_rounded(b.mul(limit, 0.5), step)
     inside = b.mul(each_rounded(b.mul(z, 0.5), step), z)
     outside = b.mul(limit, each_rounded(b.sub(z, half_limit), step))

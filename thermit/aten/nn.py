@@ -13,11 +13,11 @@ import torch
 
 from thermit.aten import samples
 from thermit.aten.reduction import count_of, mean_of, reduced, spread
-from thermit.aten.table import DTYPE_OF, Lowered, axis_of, compute_dtype, computed, lower, rounded
+from thermit.aten.table import DTYPE_OF, Lowered, axis_of, compute_dtype, computed, each_rounded, lower, rounded
 from thermit.ir import build as b
 from thermit.ir import prims as p
 from thermit.ir.node import Node
-from thermit.ir.types import FLOAT32, DType, Shape
+from thermit.ir.types import BFLOAT16, FLOAT32, DType, Shape
 
 aten = torch.ops.aten
 
@@ -69,13 +69,14 @@ def safe_softmax(self: Node, dim: int, dtype: torch.dtype | None = None) -> Node
 
 @lower(aten._log_softmax.default, floats=True)
 def log_softmax(self: Node, dim: int, half_to_float: bool) -> Node:
-    """(x - max) - log(sum)."""
+    """(x - max) - log(sum).  Along the last axis eager keeps the sum and its logarithm in the half type."""
     dtype = _result_dtype(self, half_to_float)
     if self.type.numel == 0:
         return b.const(0, dtype, self.shape)
     x, axis = _row_of(self, dim)
     shifted, _, total = _exponentials(x, axis)
-    return _finished(b.sub(shifted, spread(b.log(total), x)), self, dtype)
+    kept = self.dtype if axis == x.type.ndim - 1 else x.dtype
+    return _finished(b.sub(shifted, spread(each_rounded(b.log(each_rounded(total, kept)), kept), x)), self, dtype)
 
 
 @lower(aten._softmax_backward_data.default, floats=True)
@@ -244,15 +245,21 @@ def _batch_eval(input: Node, weight: Node | None, bias: Node | None, mean: Node,
     return rounded(y, input.dtype), nothing, nothing
 
 
-def _batch_train(input: Node, weight: Node | None, bias: Node | None, eps: float) -> tuple[Node, Node, Node, Node]:
-    """y, mean, 1 / sqrt(variance + eps), variance: the last three in the compute dtype, one for each channel."""
+def _batch_train(input: Node, weight: Node | None, bias: Node | None, eps: float, statistics: DType) -> tuple[Node, Node, Node, Node]:
+    """y, mean, 1 / sqrt(variance + eps), variance: the last three in the compute dtype, one for each channel.
+
+    What normalises is rounded to the type of the statistics, in bfloat16 also on the way from the squares to the root.
+    """
     x = computed(input)
     axes, channels = _channel_axes(x), (x.shape[1],)
     mean = mean_of(x, axes, keepdim=True)
-    variance = variance_about(x, mean, axes)
-    mean, variance = b.reshape(mean, channels), b.reshape(variance, channels)
-    scale = inverse_root(variance, eps)
-    return _affine(x, mean, scale, weight, bias), mean, scale, variance
+    distance = b.sub(x, spread(mean, x))
+    squares = b.reshape(reduced(p.SUM, b.mul(distance, distance), axes), channels)
+    count = count_of(input, axes)
+    step = statistics if statistics is BFLOAT16 else x.dtype
+    scale = inverse_root(each_rounded(b.div(each_rounded(squares, step), count), step), eps)
+    mean, scale = each_rounded(b.reshape(mean, channels), statistics), each_rounded(scale, statistics)
+    return _affine(x, mean, scale, weight, bias), mean, scale, b.div(squares, count)
 
 
 @lower(aten.native_batch_norm.default, floats=True)
@@ -293,8 +300,8 @@ def batch_norm_no_training(
 def batch_norm_no_stats(input: Node, weight: Node | None, bias: Node | None, training: bool, momentum: float, eps: float) -> Lowered:
     if not training or input.type.numel == 0 or input.type.ndim < 2:
         return NotImplemented
-    y, mean, scale, _ = _batch_train(input, weight, bias, eps)
     statistics = _statistics_dtype(input, weight, bias)
+    y, mean, scale, _ = _batch_train(input, weight, bias, eps, statistics)
     return rounded(y, input.dtype), rounded(mean, statistics), rounded(scale, statistics)
 
 
@@ -314,10 +321,10 @@ def batch_norm_functional(
         return NotImplemented
     if not training:
         return (*_batch_eval(input, weight, bias, running_mean, running_var, eps), running_mean, running_var)
-    y, mean, scale, variance = _batch_train(input, weight, bias, eps)
+    statistics = _statistics_dtype(input, weight, bias, running_mean)
+    y, mean, scale, variance = _batch_train(input, weight, bias, eps, statistics)
     count = count_of(input, _channel_axes(input))
     unbiased = b.mul(variance, count / (count - 1)) if count > 1 else b.div(b.mul(variance, float(count)), 0.0)
-    statistics = _statistics_dtype(input, weight, bias, running_mean)
     return (
         rounded(y, input.dtype),
         rounded(mean, statistics),

@@ -267,8 +267,10 @@ def avg_pool3d(
 
 @lower(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool(self: Node, output_size: Sequence[int]) -> Lowered:
-    """The sum divided by one size of the window after another, as eager's kernel does."""
+    """The sum divided by one size of the window after another, as eager's kernel does (in three dimensions rounding halves at each step)."""
     w = _adaptive(self, output_size)
+    if self.dtype.is_half and len(output_size) == 3:
+        return NotImplemented
     total = None if w is None or self.type.numel == 0 or not self.dtype.is_float else _sums(computed(self), w)
     if w is None or total is None:
         return NotImplemented

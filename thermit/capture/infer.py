@@ -31,7 +31,7 @@ class Meta(NamedTuple):
 
 
 # Tagged pointwise, but their results do not lie as TensorIterator would lay them.
-_NOT_ITERATED = {aten.clone.default, aten.masked_fill.Scalar, aten.native_dropout_backward.default, aten.nan_to_num.default}
+_NOT_ITERATED = {aten.clone.default, aten.masked_fill.Scalar, aten.native_dropout_backward.default, aten.nan_to_num.default, aten.frexp.Tensor}
 
 
 # ---------------------------------------------------------------------------------------------- TensorIterator's strides
@@ -239,18 +239,83 @@ def _batch_norm(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     return (result[0], *(Meta(empty, m.dtype) for m in result[1:]))
 
 
+def _by_columns(*places: int) -> Callable[[Any, Sequence[Any], dict[str, Any]], Any]:
+    """The matrices at these places of the result lie column after column, as LAPACK writes them."""
+
+    def corrected(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return tuple(_columns(m) if k in places else m for k, m in enumerate(result))
+
+    return corrected
+
+
+def _columns(meta: Meta) -> Meta:
+    sizes = meta.geometry.sizes
+    if len(sizes) < 2:
+        return meta
+    *batch, rows, _ = sizes
+    strides = (*contiguous_strides(sizes)[: len(batch)], 1, max(rows, 1))
+    return meta._replace(geometry=Geometry(sizes, strides, 0))
+
+
+def _transformed(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A Fourier transform on a CPU: MKL writes the axes transformed innermost, sorted by strides but for the last of a real one."""
+    x, dim = args[0].geometry, list(args[1])
+    sizes = result.geometry.sizes
+    if not dim or not torch.backends.mkl.is_available():
+        return result._replace(geometry=Geometry(sizes, contiguous_strides(sizes), 0)) if dim else result
+    last = [] if args[0].dtype.is_complex else [dim.pop()]
+
+    def outer_first(axes: Sequence[int]) -> list[int]:
+        return sorted(axes, key=lambda axis: x.strides[axis], reverse=True)
+
+    order = [*outer_first([a for a in range(len(sizes)) if a not in (*dim, *last)]), *outer_first(dim), *last]
+    strides = dict(zip(order, contiguous_strides(tuple(sizes[a] for a in order)), strict=True))
+    return result._replace(geometry=Geometry(sizes, tuple(strides[a] for a in range(len(sizes))), 0))
+
+
+def _channels_kept(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Channels last where the operand may be seen so."""
+    sizes = result.geometry.sizes
+    return result._replace(geometry=Geometry(sizes, _channels_last_strides(sizes), 0)) if _suggests_channels_last(args[0].geometry) else result
+
+
+def _suggests_channels_last(geometry: Geometry) -> bool:
+    """The question that suggest_memory_format asks: strides that grow from channels over the inner axes to the outermost."""
+    sizes, strides, _ = geometry
+    if len(sizes) not in _CHANNELS or strides[1] == 0:
+        return False
+    least = 0
+    for axis in _CHANNELS[len(sizes)]:
+        if sizes[axis] == 0 or strides[axis] < least or (axis == 0 and least == strides[1]):
+            return False
+        least = strides[axis] * max(sizes[axis], 1)
+    return True
+
+
 # Where PyTorch's metas differ from its CPU kernels.
 _CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {
     **dict.fromkeys(
         (
-            aten.flip.default, aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
-            aten.rand_like.default, aten.randn_like.default, aten.randint_like.default, aten.randint_like.low_dtype,
+            aten.flip.default,
+            aten.empty_like.default,
+            aten.zeros_like.default,
+            aten.ones_like.default,
+            aten.full_like.default,
+            aten.rand_like.default,
+            aten.randn_like.default,
+            aten.randint_like.default,
+            aten.randint_like.low_dtype,
         ),
         _like,
     ),
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit_functional.default: _statistics,
+    aten._native_batch_norm_legit.no_stats: _statistics,
     aten.native_layer_norm.default: _statistics,
+    aten._linalg_svd.default: _by_columns(2),
+    aten.linalg_eig.default: _by_columns(1),
+    **dict.fromkeys((aten._fft_r2c.default, aten._fft_c2c.default), _transformed),
+    aten.max_unpool2d.default: _channels_kept,
 }
 
 
