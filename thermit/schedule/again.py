@@ -195,22 +195,27 @@ class Weighing:
                 total += runs * cost_of(node)
         return total
 
+    def repeated(self) -> set[Node]:
+        """Maps that views, gathers and reductions read, and that are computed too often or one lane at a time."""
+        roots = (self.root.node,)
+        moved = {a for n in self.places if n.prim.kind != "map" and (n not in self.leaves or n in roots) for a in n.args}
+        maps = (n for n in moved if n.prim.kind == "map" and n not in self.leaves and n not in roots and n.type.numel > 1)
+        return {n for n in maps if self.runs[n] > 1.25 * n.type.numel or any(place.scattered for place in self.places[n].values())}
+
     def candidates(self) -> list[tuple[float, Node]]:
-        """Maps that views, gathers and reductions read, with what storing them saves at most."""
+        """Values with what storing them saves at most."""
         out = []
+        again = self.repeated()
         waste: dict[Node, float] = {}
         inside: dict[Node, frozenset[Node]] = {}
-        moved = {a for n in self.places if n.prim.kind != "map" and (n not in self.leaves or n is self.root.node) for a in n.args}
-        for node in _args_first(self.root.node, self.places):
-            scattered = any(place.scattered for place in self.places[node].values())
+        for node in _args_first(self.root.node, self.places) if again else ():
             if node in self.leaves and node is not self.root.node:
                 inside[node] = frozenset((node,))
-                waste[node] = self.reads(node) if scattered else 0.0
+                waste[node] = self.reads(node) if any(place.scattered for place in self.places[node].values()) else 0.0
                 continue
             inside[node] = frozenset((node,)).union(*(inside[a] for a in node.args))
             waste[node] = max(0.0, self.runs[node] - node.type.numel) * cost_of(node) if node.prim.kind == "map" else 0.0
-            again = scattered or self.runs[node] > 1.25 * node.type.numel
-            if again and node in moved and node.prim.kind == "map" and node is not self.root.node and node.type.numel > 1:
+            if node in again:
                 out.append((sum(waste[n] for n in inside[node]) - self.reads(node) - node.type.numel * memory_cost(node), node))
         return out
 
@@ -276,10 +281,13 @@ def computed_again(group: Group) -> tuple[Node, str] | None:
     leaves = group.trace.leaves
     try:
         whole = Weighing(group.roots, leaves, group.rows)
+        candidates = whole.candidates()
+        if not candidates:
+            return None
         work = whole.work()
         least = max(COST_KERNEL, AGAIN_GAIN * work)
         best: tuple[float, Node] | None = None
-        for bound, node in sorted(whole.candidates(), key=lambda item: -item[0])[:AGAIN_TRIALS]:
+        for bound, node in sorted(candidates, key=lambda item: -item[0])[:AGAIN_TRIALS]:
             if bound <= least or any(r.node is node for r in group.roots):
                 continue
             rest = Weighing(group.roots, {*leaves, node}, group.rows).work()
