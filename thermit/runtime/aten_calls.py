@@ -236,7 +236,7 @@ def run_with_calls(plan, objects, pointers, scratch, outputs):
         drop_handed(plan, objects)
     release(plan, objects)
     if state != 0:
-        if status == STOP:
+        if status == STOP or status == NO_MEMORY:
             if restore(plan, state) == 0:
                 status = RAISED
         decref(state)

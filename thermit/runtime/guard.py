@@ -21,7 +21,7 @@ from thermit.runtime.tables import Tables
 from thermit.runtime.torch_abi import SCALAR_TYPES, Abi
 
 # instructions of six words: operation, place, three operands, unused.  A place >= 0 is a slot, place -1 - k is argument k.
-FETCHES = ("HELD", "CELL", "GLOBAL", "ATTR", "ITEM", "TUPLE_ITEM", "LIST_ITEM")
+FETCHES = ("HELD", "CELL", "GLOBAL", "ATTR", "ITEM")
 TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "KEYS", "ABSENT", "TENSOR", "PYTHON")
 OPERATIONS = {name: number for number, name in enumerate((*FETCHES, *TESTS))}
 CONSTANTS = {f"OP_{name}": number for name, number in OPERATIONS.items()}
@@ -64,18 +64,11 @@ def fetch(operation, instruction, slots, args):
     elif operation == OP_ATTR:
         value = get_attr(base, operand)
         owned = 1
-    elif operation == OP_ITEM:
-        if i64[base + 8] == DICT_TYPE:
-            value = dict_get(base, operand)
-        else:
-            value = get_item(base, operand)
-            owned = 1
-    elif operation == OP_TUPLE_ITEM:
-        if i64[base + 8] == TUPLE_TYPE and operand < i64[base + 16]:
-            value = i64[base + 24 + 8 * operand]
+    elif i64[base + 8] == DICT_TYPE:
+        value = dict_get(base, operand)
     else:
-        if i64[base + 8] == LIST_TYPE and operand < i64[base + 16]:
-            value = i64[i64[base + 24] + 8 * operand]
+        value = get_item(base, operand)
+        owned = 1
     if value == 0:
         error_clear()
         return 0

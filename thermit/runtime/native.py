@@ -24,6 +24,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import functools
 import hashlib
 import importlib.util
 import os
@@ -377,7 +378,8 @@ class Library:
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
             host = llvm.get_host_cpu_name(), llvm.get_default_triple(), llvm.llvm_version_info, llvmlite.__version__
-            key = hashlib.sha256(repr((text, sorted(constants.items()), signature, host, opt)).encode()).hexdigest()[:20]
+            facts = _translator(), text, sorted(constants.items()), signature, host, opt
+            key = hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
             machine = llvm.Target.from_default_triple().create_target_machine(opt=opt)
             code = _kept(key)
             if code is None:
@@ -401,6 +403,15 @@ class Library:
 
 
 # ---------------------------------------------------------------------------------------------- kept machine code
+@functools.cache
+def _translator() -> bytes:
+    """What stands for this file in keys: another translator makes other code of the same text."""
+    try:
+        return hashlib.sha256(Path(__file__).read_bytes()).digest()
+    except OSError:  # out of an archive: nothing is kept beside it either
+        return b""
+
+
 def _place(key: str) -> Path:
     """Where Python would keep the compiled form of this file, and its neighbour for the code of `key`."""
     return Path(importlib.util.cache_from_source(__file__)).with_name(f"native-{key}.o")
