@@ -37,7 +37,7 @@ class Config:
                 elif isinstance(f.default, bool):
                     changes[f.name] = {"0": False, "false": False, "1": True, "true": True}[text.lower()]
                 else:
-                    changes[f.name] = type(f.default)(text)
+                    changes[f.name] = int(text)
             except (KeyError, ValueError):
                 raise ValueError(f"{f.metadata['variable']}={text!r}: not a {type(f.default).__name__}") from None
         return Config(**changes)

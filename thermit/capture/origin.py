@@ -7,6 +7,7 @@ globals; the standard library may read any object that it is given; torch, numpy
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import sysconfig
@@ -37,20 +38,15 @@ _LIBRARIES = frozenset(("torch", "numpy", "thermit", "torch_C", "pybind11_builti
 _STANDARD_MODULES = sys.stdlib_module_names - {"__main__"}
 _PLAIN_BASES = frozenset(("object", "ABC", "Generic", "Protocol", "Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "ReprEnum"))
 
-_codes: dict[CodeType, int] = {}
 _classes: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()
 
 
 def code_origin(code: CodeType) -> int:
     """Whose code this is, decided by the file it was compiled from."""
-    origin = _codes.get(code)
-    if origin is None:
-        if len(_codes) > 50_000:
-            _codes.clear()
-        origin = _codes[code] = _file_origin(code.co_filename)
-    return origin
+    return _file_origin(code.co_filename)
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _file_origin(path: str) -> int:
     if path.startswith(_NN):
         return LIBRARY if path == _NN_MACHINERY else MODULES

@@ -103,10 +103,6 @@ def _is_composite(op: OpOverload) -> bool:
     return has(name, "CompositeImplicitAutograd") and not has(name, "CPU") and not has(name, "CompositeExplicitAutograd")
 
 
-def _types(arguments: Any) -> list[str]:
-    return [str(a.type) for a in arguments]
-
-
 def _functional_of(op: OpOverload, written: tuple[str, ...]) -> tuple[OpOverload | None, bool]:
     """The overload that computes what this one writes, and whether it is in place (writes its first argument)."""
     schema = op._schema

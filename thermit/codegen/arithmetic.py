@@ -28,17 +28,6 @@ def polynomial(x: Node, coefficients: Sequence[float]) -> Node:
     return total
 
 
-def polynomial_pairs(x: Node, coefficients: Sequence[float]) -> Node:
-    """The same in Estrin's order: more products, a chain half as long."""
-    level = [like(c, x) for c in coefficients]
-    power = x
-    while len(level) > 1:
-        tail = level[-1:] if len(level) % 2 else []
-        level = [fma(b, power, a) for a, b in zip(level[0::2], level[1::2], strict=False)] + tail
-        power = mul(power, power)
-    return level[0]
-
-
 def fast_two_sum(x: Node, y: Node) -> Pair:
     """x + y exactly, where |x| >= |y| (or x is 0)."""
     total = add(x, y)

@@ -38,10 +38,6 @@ class Target:
     def is_x86(self) -> bool:
         return self.triple.startswith(("x86_64", "i386", "i686"))
 
-    @property
-    def is_aarch64(self) -> bool:
-        return self.triple.startswith(("aarch64", "arm64"))
-
 
 def make_target(triple: str, cpu: str, features: dict[str, bool]) -> Target:
     """The Target of a processor with these features; `features` as LLVM names them."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from thermit.ir.types import Shape, TensorType
 
 Key = tuple[Prim, tuple["Node", ...], Any, TensorType]
 _table: weakref.WeakValueDictionary[Key, Node] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer or signal handler may make nodes while one is made
 
 
 class Node:
@@ -57,10 +57,11 @@ class Node:
         return Node, (self.prim, self.args, self.attrs, self.type)
 
 
-def toposort(roots: Iterable[Node]) -> list[Node]:
-    """Every node that the roots reach, args before users, each once."""
+def toposort(roots: Iterable[Node], leaves: Iterable[Node] = (), within: Container[Node] | None = None) -> list[Node]:
+    """Every node that the roots reach, args before users, each once: without the leaves and what only they reach, and, where `within`
+    is given, through nodes in it alone."""
     order: list[Node] = []
-    done: set[Node] = set()
+    done: set[Node] = set(leaves)
     stack: list[tuple[Node, Iterator[Node]]] = []
     for root in roots:
         if root in done:
@@ -70,7 +71,7 @@ def toposort(roots: Iterable[Node]) -> list[Node]:
         while stack:
             node, rest = stack[-1]
             for arg in rest:
-                if arg not in done:
+                if arg not in done and (within is None or arg in within):
                     done.add(arg)
                     stack.append((arg, iter(arg.args)))
                     break

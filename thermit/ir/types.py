@@ -138,3 +138,26 @@ def contiguous_strides(shape: Shape) -> Shape:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def reshape_blocks(outer: Shape, inner: Shape) -> list[tuple[list[int], list[int]]]:
+    """The axes of two shapes of equally many elements (not 0), in the smallest blocks with the same product; axes of size 1 are left out.
+
+    >>> reshape_blocks((6, 1, 4), (2, 3, 4))
+    [([0], [0, 1]), ([2], [2])]
+    """
+    left = [axis for axis, n in enumerate(outer) if n != 1]
+    right = [axis for axis, n in enumerate(inner) if n != 1]
+    blocks = []
+    while left:
+        a, b = [left.pop(0)], [right.pop(0)]
+        m, n = outer[a[0]], inner[b[0]]
+        while m != n:
+            if m < n:
+                a.append(left.pop(0))
+                m *= outer[a[-1]]
+            else:
+                b.append(right.pop(0))
+                n *= inner[b[-1]]
+        blocks.append((a, b))
+    return blocks

@@ -9,7 +9,7 @@ Invariant: the canonical kernel has the same stores, loads and rows in the same 
 from __future__ import annotations
 
 from thermit.ir import build
-from thermit.ir.node import Node
+from thermit.ir.node import Node, toposort
 from thermit.ir.prims import INPUT
 from thermit.schedule.kernel import Kernel, Load, Stored
 
@@ -20,31 +20,9 @@ def canonical(kernel: Kernel) -> Kernel:
     """The kernel with its leaves numbered, no name and no reason."""
     new: dict[Node, Node] = {load.node: build.graph_input(k, load.node.type) for k, load in enumerate(kernel.loads)}
     inputs = {load.node.attrs.index: k for k, load in enumerate(kernel.loads) if load.node.prim is INPUT}
-    for node in _inside([s.node for s in kernel.stores if s.node not in new], new):
+    for node in toposort((s.node for s in kernel.stores), leaves=new):
         assert node.prim.kind not in ("input", "call"), f"{node!r} must be read or stored: fuse left it inside {kernel.name}"
         args = tuple(new[a] for a in node.args)
         new[node] = node if args == node.args else Node(node.prim, args, node.attrs, node.type)
     stores = tuple(Stored(new[s.node], s.strides, s.target, inputs.get(s.index, NO_INPUT) if s.target == "update" else 0) for s in kernel.stores)
     return Kernel("kernel", stores, tuple(Load(new[load.node], load.strides) for load in kernel.loads), frozenset(new[n] for n in kernel.rows))
-
-
-def _inside(roots: list[Node], leaves: dict[Node, Node]) -> list[Node]:
-    """What lies between the roots and the leaves, args first."""
-    order: list[Node] = []
-    done = set(leaves)
-    for root in roots:
-        if root in done:
-            continue
-        done.add(root)
-        stack = [(root, iter(root.args))]
-        while stack:
-            node, rest = stack[-1]
-            for arg in rest:
-                if arg not in done:
-                    done.add(arg)
-                    stack.append((arg, iter(arg.args)))
-                    break
-            else:
-                order.append(node)
-                stack.pop()
-    return order

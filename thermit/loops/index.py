@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node
-from thermit.ir.types import INT64, Shape, TensorType
+from thermit.ir.types import INT64, Shape, TensorType, reshape_blocks
 
 SCALAR = TensorType((), INT64)
 Terms = dict[Node, int]
@@ -197,21 +197,9 @@ class Indices:
         """
         if 0 in shape:
             return (ZERO,) * len(inner)
-        outer = [(i, n) for i, n in zip(index, shape, strict=True) if n != 1]
-        wanted = [k for k, n in enumerate(inner) if n != 1]
         out = [ZERO] * len(inner)
-        at = done = 0
-        while at < len(outer):
-            first, start = at, done
-            left, right = outer[at][1], inner[wanted[done]]
-            at, done = at + 1, done + 1
-            while left != right:
-                if left < right:
-                    left, at = left * outer[at][1], at + 1
-                else:
-                    right, done = right * inner[wanted[done]], done + 1
-            block = outer[first:at]
-            position = self.linearize([i for i, _ in block], tuple(n for _, n in block))
-            for k, i in zip(wanted[start:done], self.delinearize(position, tuple(inner[k] for k in wanted[start:done])), strict=True):
+        for outer, own in reshape_blocks(shape, inner):
+            position = self.linearize([index[a] for a in outer], tuple(shape[a] for a in outer))
+            for k, i in zip(own, self.delinearize(position, tuple(inner[k] for k in own)), strict=True):
                 out[k] = i
         return tuple(out)

@@ -38,7 +38,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from thermit.ir.node import Node, toposort
+from thermit.ir.node import Node
 from thermit.ir.prims import Prim
 from thermit.ir.types import DType
 
@@ -188,12 +188,3 @@ def exprs_of(body: tuple[Stmt, ...]) -> list[Node]:
                     roots += [a.init, a.value] + ([a.position] if a.position is not None else [])
                 roots += exprs_of(s.body)
     return roots
-
-
-def loads_of(program: LoopProgram) -> dict[str, list[Node]]:
-    """The load nodes of each buffer."""
-    found: dict[str, list[Node]] = {}
-    for node in toposort(exprs_of(program.body)):
-        if node.prim.name == "load":
-            found.setdefault(node.attrs.name, []).append(node)
-    return found

@@ -22,7 +22,7 @@ from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from thermit.ir import prims as p
-from thermit.ir.node import Node
+from thermit.ir.node import Node, toposort
 from thermit.ir.types import contiguous_strides
 from thermit.schedule.cost import AGAIN_GAIN, AGAIN_TRIALS, COST_KERNEL, COST_SCATTERED, COSTLY_AGAIN, cost_of, memory_cost
 from thermit.schedule.group import Group, Root
@@ -208,7 +208,7 @@ class Weighing:
         again = self.repeated()
         waste: dict[Node, float] = {}
         inside: dict[Node, frozenset[Node]] = {}
-        for node in _args_first(self.root.node, self.places) if again else ():
+        for node in toposort((self.root.node,), within=self.places) if again else ():
             if node in self.leaves and node is not self.root.node:
                 inside[node] = frozenset((node,))
                 waste[node] = self.reads(node) if any(place.scattered for place in self.places[node].values()) else 0.0
@@ -245,23 +245,6 @@ def _varies(node: Node) -> set[int]:
         inner = _varies(node.args[0])
         return {a for a, b in zip(sorted(wide), (b for b, n in enumerate(node.args[0].shape) if n != 1), strict=True) if b in inner}
     return wide
-
-
-def _args_first(root: Node, places: Container[Node]) -> list[Node]:
-    out: list[Node] = []
-    done = {root}
-    stack = [(root, iter(root.args))]
-    while stack:
-        node, rest = stack[-1]
-        for arg in rest:
-            if arg not in done and arg in places:
-                done.add(arg)
-                stack.append((arg, iter(arg.args)))
-                break
-        else:
-            out.append(node)
-            stack.pop()
-    return out
 
 
 def _may_repeat(group: Group) -> bool:

@@ -7,7 +7,7 @@ columns) vectors run across rows, and nothing is kept.
 
 from __future__ import annotations
 
-from thermit.ir.node import Node, users
+from thermit.ir.node import Node, toposort, users
 from thermit.schedule.cost import COST_ROW, ROW_BYTES, cost_of
 from thermit.schedule.group import Group
 from thermit.schedule.trace import Labels, Trace
@@ -20,7 +20,7 @@ def rows(group: Group) -> frozenset[Node]:
     row_axes = 0
     for mask in group.rows:
         row_axes |= mask
-    order = _order(found)
+    order = toposort(found.visits, within=found.visits)
     readers = users(order)
     costs: dict[Node, int] = {}
     kept: list[Node] = []
@@ -41,28 +41,6 @@ def rows(group: Group) -> frozenset[Node]:
             kept.append(node)
             costs[node] = 0
     return frozenset(kept)
-
-
-def _order(found: Trace) -> list[Node]:
-    """What was visited, args first."""
-    out: list[Node] = []
-    done: set[Node] = set()
-    for root in found.visits:
-        stack = [(root, iter(root.args))]
-        if root in done:
-            continue
-        done.add(root)
-        while stack:
-            node, rest = stack[-1]
-            for arg in rest:
-                if arg not in done and arg in found.visits:
-                    done.add(arg)
-                    stack.append((arg, iter(arg.args)))
-                    break
-            else:
-                out.append(node)
-                stack.pop()
-    return out
 
 
 def _row_elems(found: Trace, labels: Labels, row_axes: int) -> int:

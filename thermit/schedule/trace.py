@@ -8,12 +8,12 @@ arithmetic happens here: labels are enough to count how often a loop would compu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from thermit.ir import prims as p
 from thermit.ir.node import Node
-from thermit.ir.types import Shape
+from thermit.ir.types import Shape, reshape_blocks
 
 Labels = tuple[int, ...]  # each a set of variables as a bit mask; 0: none
 
@@ -81,27 +81,13 @@ def reshaped(labels: Labels, shape: Shape, inner: Shape) -> Labels:
     """Labels of `inner`, blocks of axes with the same product apart from each other."""
     if 0 in shape:
         return (0,) * len(inner)
-    outer = [(label, n) for label, n in zip(labels, shape, strict=True) if n != 1]
-    wanted = [k for k, n in enumerate(inner) if n != 1]
     out = [0] * len(inner)
-    at = done = 0
-    while at < len(outer):
-        first, start = at, done
-        left, right = outer[at][1], inner[wanted[done]]
-        at, done = at + 1, done + 1
-        while left != right:
-            if left < right:
-                left, at = left * outer[at][1], at + 1
-            else:
-                right, done = right * inner[wanted[done]], done + 1
-        if at - first == 1 == done - start:
-            out[wanted[start]] = outer[first][0]
-        else:
-            mixed = 0
-            for label, _ in outer[first:at]:
-                mixed |= label
-            for k in wanted[start:done]:
-                out[k] = mixed
+    for outer, own in reshape_blocks(shape, inner):
+        mixed = 0
+        for a in outer:
+            mixed |= labels[a]
+        for k in own:
+            out[k] = mixed
     return tuple(out)
 
 
@@ -162,9 +148,3 @@ def trace(root: Node, leaf: Callable[[Node, Labels, Trace], bool], start: Trace 
         if node.args:
             stack += below(node, at, start)
     return start
-
-
-def rows_of(trace_: Trace, reductions: Sequence[tuple[Node, Labels]], rank: int) -> list[int]:
-    """The sets of domain variables that the reductions depend on."""
-    domain = (1 << rank) - 1
-    return [trace_.closed(labels) & domain for _, labels in reductions]
