@@ -123,7 +123,7 @@ def run_plan(plan, tensors, data, outputs):
             i64[objects + 8 * k] = 0
         record += 24
     if calls:
-        status = run_with_calls(plan, objects, pointers, scratch, outputs)
+        status = invoke_i64(calls, plan, objects, pointers, scratch, outputs)
     elif i64[plan + P_COST] > RELEASE_NS:
         thread = save_thread()
         status = run_steps(plan, pointers, scratch)
@@ -137,9 +137,12 @@ def run_plan(plan, tensors, data, outputs):
 
 
 class NativePlan(Tables):
-    """`address` of the plan's words (P_*).  `output_table` has eight words for each of `outputs`; a call makes those whose first word is -1."""
+    """`address` of the plan's words (P_*).  `output_table` has eight words for each of `outputs`; a call makes those whose first word is -1.
+    `calls` gives the native function that runs a plan with calls."""
 
-    def __init__(self, plan: Plan, addresses: Mapping[str, int], random: tuple[Callable[..., Any], Callable[..., Any]] | None = None) -> None:
+    def __init__(
+        self, plan: Plan, addresses: Mapping[str, int], random: tuple[Callable[..., Any], Callable[..., Any]] | None, calls: Callable[[], int]
+    ) -> None:
         super().__init__()
         self._plan, self._addresses = plan, addresses
         self._tensors = _read_by_calls(plan)
@@ -152,7 +155,7 @@ class NativePlan(Tables):
         values = {
             "BUFFERS": len(plan.buffers), "TABLE": self._buffers(), "STEPS": len(steps) // 8, "STEP_TABLE": self.add(steps),
             "ARENA": self._arena_bytes(), "COST": min(sum(int(s.cost_ns) for s in kernels) + copied // COPY_BYTES_PER_NS, 1 << 62),
-            "MOST": max((len(s.buffers) for s in kernels), default=0), "CALLS": int(any(isinstance(s, RunCall) for s in plan.steps)),
+            "MOST": max((len(s.buffers) for s in kernels), default=0), "CALLS": calls() if any(isinstance(s, RunCall) for s in plan.steps) else 0,
             "SAVE": self.object(random[0]) if random else 0, "RESTORE": self.object(random[1]) if random else 0,
         }  # fmt: skip
         self.address = self.add([values[name] for name in _PLAN])

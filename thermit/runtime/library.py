@@ -1,6 +1,7 @@
 """The native part of the runtime, compiled once per process: pool, threads, launches, guards, the entry.
 
 `runtime()` compiles it at its first call (milliseconds) and gives it, or None where PyTorch's binary interface is not as expected.
+`run_with_calls()` compiles what only programs with ATen calls need, when the first of them is made.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from thermit.runtime import aten_calls, calling, guard, launch, threads
@@ -19,21 +21,23 @@ from thermit.runtime.torch_abi import Abi, abi
 _LAYERS = (
     (0, "\n".join((threads.TEXT, launch.LEAVES, guard.LEAVES, calling.LEAVES))),
     (1, launch.STEPS),
-    (0, aten_calls.TEXT),
     (1, "\n".join((launch.TEXT, guard.TEXT, calling.TEXT))),
 )
 _lock = threading.Lock()
 _made: list[Runtime | None] = []
+_calls: list[int] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """`address` of each native function; `switch[0]` is not 0 while thermit is disabled."""
+    """`address` of each native function; `switch[0]` is not 0 while thermit is disabled.  `load` compiles further functions, which may
+    call these: optimized or not, their text; their addresses."""
 
     abi: Abi
     pool: Pool
     address: dict[str, int]
     switch: ctypes.Array[ctypes.c_int64]
+    load: Callable[[int, str], dict[str, int]]
 
 
 def runtime() -> Runtime | None:
@@ -43,6 +47,16 @@ def runtime() -> Runtime | None:
             if not _made:
                 _made.append(_compile())
     return _made[0]
+
+
+def run_with_calls() -> int:
+    """The address of the native function that runs a plan with ATen calls (aten_calls.TEXT); only where `runtime()` is not None."""
+    native = runtime()
+    assert native is not None
+    with _lock:
+        if not _calls:
+            _calls.append(native.load(0, aten_calls.TEXT)["run_with_calls"])
+    return _calls[0]
 
 
 def _compile() -> Runtime | None:
@@ -55,10 +69,14 @@ def _compile() -> Runtime | None:
     constants = facts.constants | parts | {"LARGE_BYTES": LARGE_BYTES}
     addresses = {**facts.addresses, "PID": os.getpid(), "SWITCH": ctypes.addressof(switch)}
     externs = {**facts.externs, **pool.externs}
-    address: dict[str, int] = {}
-    for opt, text in _LAYERS:
+
+    def load(opt: int, text: str) -> dict[str, int]:
         library = Library(text, constants, addresses, externs, opt)
         library.keep()  # entries may be called as long as the process lives
-        address |= library.address
-        externs |= library.externs
-    return Runtime(facts, pool, address, switch)
+        externs.update(library.externs)
+        return library.address
+
+    address: dict[str, int] = {}
+    for opt, text in _LAYERS:
+        address |= load(opt, text)
+    return Runtime(facts, pool, address, switch, load)
