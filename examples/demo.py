@@ -70,7 +70,8 @@ def milliseconds(functions, rounds: int = 15) -> list[float]:
 
 
 def report(title: str, eager_ms: float, jit_ms: float, first_ms: float, apart: float) -> None:
-    print(f"{title:22} eager {eager_ms:8.2f} ms   jit {jit_ms:8.2f} ms   {eager_ms / jit_ms:5.1f} x   first call {first_ms:6.1f} ms   largest difference {apart:.2g}")
+    times = f"eager {eager_ms:8.2f} ms   jit {jit_ms:8.2f} ms   {eager_ms / jit_ms:5.1f} x   first call {first_ms:6.1f} ms"
+    print(f"{title:22} {times}   largest difference {apart:.2g}")
 
 
 def main() -> None:

@@ -3,6 +3,8 @@
     f.trace(x)      Traced      what the function does: a graph, before any pass
      .lower()       Lowered     kernels, loops, LLVM, assembly; flops, bytes, memory
      .compile()     Compiled    a callable for exactly these shapes
+
+What a call of the jitted function goes through by itself, one step at a time, for whoever wants to look or to compile ahead.
 """
 
 from __future__ import annotations

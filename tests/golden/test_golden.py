@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.golden.targets import AVX2
 
 import thermit
+from tests.golden.targets import AVX2
 from thermit.compiler import Stages, lower_kernels
 from thermit.config import Config
 from thermit.ir.node import graph_text

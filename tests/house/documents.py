@@ -1,6 +1,6 @@
 """The generated pages of docs/: made from the tables and from a real compilation, so that they cannot go stale.
 
-    python -m pytest tests/house/test_docs.py --update-golden
+`python -m pytest tests/house/test_docs.py --update-golden` writes them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 
 import thermit
+from tests.golden.targets import AVX2
 from thermit import errors
-from thermit.compiler import Stages, compile_graph
+from thermit.compiler import compile_graph
 from thermit.config import Config
 from thermit.ir.prims import PRIMS
-from tests.golden.targets import AVX2
+from thermit.stages import Lowered
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -39,13 +40,21 @@ def options() -> str:
         "|---|---|---|",
         "| `strict` | `False` | raise where a call could only run eagerly, instead of one warning and eager's result |",
         "| `max_variants` | `8` | so many compiled variants of one function, then a warning that names the guard that keeps changing, and eager |",
-        '| `on_miss` | `"compile"` | what a call does that no compiled variant fits: `"compile"`, `"eager"`, `"error"` (for production: nothing compiles unexpectedly) |',
+        '| `on_miss` | `"compile"` | what a call does that no compiled variant fits: `"compile"`, `"eager"`, '
+        '`"error"` (for production: nothing compiles unexpectedly) |',
     ]
     return "\n".join(lines) + "\n"
 
 
 def error_page() -> str:
-    lines = ["# Errors", "", errors.__doc__.split("\n\n")[0], "", "Exceptions that eager raises pass through unchanged, with their type and message.", ""]
+    lines = [
+        "# Errors",
+        "",
+        errors.__doc__.split("\n\n")[0],
+        "",
+        "Exceptions that eager raises pass through unchanged, with their type and message.",
+        "",
+    ]
     for name, value in vars(errors).items():
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__:
             lines += [f"## {name}", "", *(line.strip() for line in value.__doc__.splitlines()), ""]
@@ -55,7 +64,15 @@ def error_page() -> str:
 def primitives() -> str:
     lines = ["| primitive | args | kind | attrs | LLVM, float | LLVM, integer | facts |", "|---|---|---|---|---|---|---|"]
     for r in PRIMS.values():
-        cells = (f"`{r.name}`", "any" if r.arity is None else r.arity, r.kind, r.attrs.__name__ if r.attrs else "", r.fp or "", r.integer or "", ", ".join(sorted(r.algebra)))
+        cells = (
+            f"`{r.name}`",
+            "any" if r.arity is None else r.arity,
+            r.kind,
+            r.attrs.__name__ if r.attrs else "",
+            r.fp or "",
+            r.integer or "",
+            ", ".join(sorted(r.algebra)),
+        )
         lines.append("| " + " | ".join(str(c) for c in cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -66,12 +83,9 @@ def example(x, y):
 
 def stages() -> str:
     """Each stage's text for one example, for a processor with AVX2."""
-    x, y = torch.zeros(64, 256), torch.zeros(256)
-    traced = thermit.jit(example).trace(x, y)
-    made = compile_graph(traced.graph, Config(), Stages(Config()), AVX2)
-    lowered = thermit.jit(example).trace(x, y).lower()
-    texts = {"graph": lowered.as_text("graph"), "kernels": lowered.as_text("kernels"), "loops": lowered.as_text("loops")}
-    assert made.plan.steps
+    traced = thermit.jit(example).trace(torch.zeros(64, 256), torch.zeros(256))
+    lowered = Lowered(traced, compile_graph(traced.graph, Config(), target=AVX2))
+    texts = {name: lowered.as_text(name) for name in ("graph", "kernels", "loops")}
     return "\n".join(f"`as_text({name!r})`\n\n```\n{text.rstrip()}\n```\n" for name, text in texts.items())
 
 

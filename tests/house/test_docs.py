@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from tests.house.documents import DOCS, pages
 
 README = Path(__file__).parents[2] / "README.md"

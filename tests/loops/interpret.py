@@ -204,5 +204,3 @@ def run(program: LoopProgram, buffers: list[np.ndarray]) -> None:
     names = [m.name for m in program.memories if m.role != "row"]
     with np.errstate(all="ignore"):
         Machine(program, dict(zip(names, buffers, strict=True))).run()
-
-

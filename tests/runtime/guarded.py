@@ -70,6 +70,7 @@ def run_guarded(compilation, inputs, at_end, split):
         elif isinstance(step, RunCopy):
             tensors[step.target].copy_(tensors[step.source])
         elif isinstance(step, RunCall):
+
             def fill(v, step=step):
                 if isinstance(v, (list, tuple)):
                     return [fill(w) for w in v]

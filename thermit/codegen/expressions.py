@@ -306,4 +306,3 @@ def depends_on_data(root: Node) -> bool:
 def divides(roots: list[Node]) -> bool:
     """Whether an offset among the expressions divides: its blocks count from multiples of the width."""
     return contains(roots, p.DIV, p.REM)
-

@@ -235,7 +235,9 @@ def pad(x: Node, low: Sequence[int], high: Sequence[int], fill: Node | bool | in
     low, high = tuple(low), tuple(high)
     interior = (0,) * x.type.ndim if interior is None else tuple(interior)
     scalar = fill if isinstance(fill, Node) else const(fill, x.dtype)
-    _require(len(low) == len(high) == len(interior) == x.type.ndim and min((0, *low, *high, *interior)) == 0, f"pad: {x.type} by {low}, {high}, {interior}")
+    _require(
+        len(low) == len(high) == len(interior) == x.type.ndim and min((0, *low, *high, *interior)) == 0, f"pad: {x.type} by {low}, {high}, {interior}"
+    )
     _require(scalar.type == TensorType((), x.dtype), f"pad: fill is {scalar.type}")
     shape = tuple(a + b + (n - 1) * c + n if n else a + b for n, a, b, c in zip(x.shape, low, high, interior, strict=True))
     if shape == x.shape:
@@ -254,7 +256,7 @@ def concat(parts: Sequence[Node], axis: int) -> Node:
     for part in parts:
         same = part.dtype is first.dtype and part.shape[:axis] + part.shape[axis + 1 :] == first.shape[:axis] + first.shape[axis + 1 :]
         _require(same, f"concat: {first.type} and {part.type} along {axis}")
-    shape = first.shape[:axis] + (sum(part.shape[axis] for part in parts),) + first.shape[axis + 1 :]
+    shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
     kept = tuple(part for part in parts if part.shape[axis]) or (first,)
     if len(kept) == 1:
         return kept[0]
@@ -402,5 +404,3 @@ def rebuild(node: Node, args: tuple[Node, ...]) -> Node:
     if prim.kind == "scan":
         return scan(prim, args[0], a.axis)
     return Node(prim, args, a, node.type)
-
-

@@ -254,7 +254,9 @@ ADD = row("add", 2, "map", np.add, algebra="commutative", fp="fadd", integer="ad
 SUB = row("sub", 2, "map", np.subtract, fp="fsub", integer="sub")
 MUL = row("mul", 2, "map", np.multiply, algebra="commutative", fp="fmul", integer="mul", identity=1)
 DIV = row("div", 2, "map", _truncated_quotient, fp="fdiv", integer="sdiv/udiv")
-REM = row("rem", 2, "map", lambda x, y: np.fmod(x, y if x.dtype.kind == "f" else np.where(y == 0, np.ones_like(y), y)), fp="frem", integer="srem/urem")
+REM = row(
+    "rem", 2, "map", lambda x, y: np.fmod(x, y if x.dtype.kind == "f" else np.where(y == 0, np.ones_like(y), y)), fp="frem", integer="srem/urem"
+)
 POW = row("pow", 2, "map", _wide(np.power))
 ATAN2 = row("atan2", 2, "map", _wide(np.arctan2))
 HYPOT = row("hypot", 2, "map", _wide(np.hypot))

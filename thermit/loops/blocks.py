@@ -129,9 +129,7 @@ def _in_blocks(program: LoopProgram, nest: Nest, found: Transposed, vector_bits:
     place = build.add(build.mul(_marker(found.columns), side), _marker(found.rows))
     copies = tuple(Store(m.name, place, n) for m, n in zip(rows, found.loads, strict=True))
     kept = {n: build.load(m.name, n.dtype, place) for m, n in zip(rows, found.loads, strict=True)}
-    stores = tuple(
-        Store(s.memory, s.offset, replaced(s.value, kept), replaced(s.guard, kept) if s.guard is not None else None) for s in nest.stores
-    )
+    stores = tuple(Store(s.memory, s.offset, replaced(s.value, kept), replaced(s.guard, kept) if s.guard is not None else None) for s in nest.stores)
     body = (nested(found.columns, found.rows, copies), nested(found.rows, found.columns, stores))
     total = math.prod(-(-e // side) if v in origin else e for v, e in nest.loops)
     return replace(program, memories=(*program.memories, *rows), index=block, extent=total, body=body, mode="serial", width=1)

@@ -201,4 +201,3 @@ def disable(value: bool = True) -> None:
     native = runtime()
     if native is not None:
         native.switch[0] = int(value)
-

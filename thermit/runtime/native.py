@@ -369,9 +369,7 @@ class Library:
 
     `opt`: 0 translates, 1 optimizes, which takes LLVM five times as long."""
 
-    def __init__(
-        self, text: str, constants: Mapping[str, int], addresses: Mapping[str, int], externs: Mapping[str, Extern], opt: int
-    ) -> None:
+    def __init__(self, text: str, constants: Mapping[str, int], addresses: Mapping[str, int], externs: Mapping[str, Extern], opt: int) -> None:
         self._addresses = [*addresses.values(), *(e.address for e in externs.values())]
         signature = [*addresses, *(f"{name} {e.result}" for name, e in externs.items())]
         with _lock:

@@ -6,6 +6,8 @@
              |  RunCall(op, args, ...)                an ATen call on buffers seen as tensors
              |  RunCopy(source, target)               an update that could not be written in place
              |  Commit                                from here on inputs are written: no step after it may stop the program
+
+Sizes and strides are in elements, offsets in the arena in bytes.
 """
 
 from __future__ import annotations
