@@ -31,7 +31,11 @@ class Meta(NamedTuple):
 
 
 # Tagged pointwise, but their results do not lie as TensorIterator would lay them.
-_NOT_ITERATED = {aten.clone.default, aten.masked_fill.Scalar, aten.native_dropout_backward.default, aten.nan_to_num.default, aten.frexp.Tensor}
+_NOT_ITERATED = {aten.clone.default, aten.masked_fill.Scalar, aten.nan_to_num.default, aten.pow.Scalar, aten.frexp.Tensor}
+# Not tagged pointwise, and yet one iteration over their operands.
+_ITERATED = {aten.floor_divide.default, aten.hardswish_backward.default, aten.hardtanh_backward.default}
+# Their kernels name the operands to the iterator in another order than the schema.
+_SWAPPED = {aten.threshold_backward.default}
 
 
 # ---------------------------------------------------------------------------------------------- TensorIterator's strides
@@ -160,8 +164,8 @@ def _pointwise(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> M
     dtype = _dtypes.get(key)
     if dtype is None:
         dtype = _dtypes[key] = _probe(op, args, kwargs)
-    if op is aten.pow.Scalar and args[0] == 1:  # filled without an iterator
-        return Meta(Geometry(shape, contiguous_strides(shape), 0), dtype)
+    if op in _SWAPPED:
+        metas.reverse()
     strides = iterated_strides(shape, [*_converted(metas, dtype), *_numbers(op, args)])
     return Meta(Geometry(shape, strides, 0), dtype)
 
@@ -214,13 +218,40 @@ def convert(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
-def _like(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A result made by empty_like lies as its model does, axes of size 1 included, which the metas forget."""
-    model = args[0].geometry
+def _like(result: Any, args: Sequence[Any], kwargs: dict[str, Any], place: int = 0) -> Any:
+    """A result made by empty_like lies as its model (an argument) does, axes of size 1 included, which the metas forget."""
+    model = args[place].geometry
     if kwargs.get("memory_format") not in (None, torch.preserve_format) or result.geometry.sizes != model.sizes or 0 in model.sizes:
         return result
     strides = model.strides if is_dense(model) else dense_strides(model.sizes, model.strides)
     return result._replace(geometry=Geometry(model.sizes, strides, 0))
+
+
+def _like_second(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return _like(result, args, kwargs, 1)
+
+
+def _contiguous(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Every tensor returned lies without gaps in row-major order, whatever the operands do."""
+    if not isinstance(result, Meta):
+        return tuple(m if m is None else _contiguous(m, args, kwargs) for m in result)
+    sizes = result.geometry.sizes
+    return result._replace(geometry=Geometry(sizes, contiguous_strides(sizes), 0))
+
+
+def _suggested(result: Any, args: Sequence[Any], kwargs: dict[str, Any], place: int = 0) -> Any:
+    """The first tensor returned lies in the format that an operand suggests: channels last or contiguous."""
+    first = result if isinstance(result, Meta) else result[0]
+    if first is None:
+        return result
+    sizes = first.geometry.sizes
+    strides = _channels_last_strides(sizes) if _suggests_channels_last(args[place].geometry) else contiguous_strides(sizes)
+    first = first._replace(geometry=Geometry(sizes, strides, 0))
+    return first if isinstance(result, Meta) else (first, *result[1:])
+
+
+def _suggested_by_second(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return _suggested(result, args, kwargs, 1)
 
 
 def _statistics(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -233,10 +264,25 @@ def _statistics(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 def _batch_norm(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """In evaluation the kernel saves no statistics."""
-    if args[5]:
-        return _statistics(result, args, kwargs)
+    result = _suggested(_statistics(result, args, kwargs), args, kwargs)
+    return result if args[5] else _without_statistics(result)
+
+
+def _without_statistics(result: Any) -> Any:
     empty = Geometry((0,), (1,), 0)
-    return (result[0], *(Meta(empty, m.dtype) for m in result[1:]))
+    return (result[0], *(Meta(empty, m.dtype) for m in result[1:3]), *result[3:])
+
+
+def _batch_norm_evaluation(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return _without_statistics(_suggested(result, args, kwargs))
+
+
+def _layer_norm(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return _contiguous(_statistics(result, args, kwargs), args, kwargs)
+
+
+def _norm_without_running(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return _suggested(_statistics(result, args, kwargs), args, kwargs)
 
 
 def _by_columns(*places: int) -> Callable[[Any, Sequence[Any], dict[str, Any]], Any]:
@@ -305,13 +351,30 @@ _CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any], dict[str, Any]], Any]
             aten.randn_like.default,
             aten.randint_like.default,
             aten.randint_like.low_dtype,
+            aten.nan_to_num.default,
+            aten.index_fill.int_Scalar,
+            aten.index_fill.int_Tensor,
         ),
         _like,
     ),
+    **dict.fromkeys((aten.binary_cross_entropy_backward.default, aten.nll_loss2d_backward.default), _like_second),
+    **dict.fromkeys(
+        (
+            aten.masked_fill.Scalar,
+            aten.masked_fill.Tensor,
+            aten.pow.Scalar,
+            aten.log_sigmoid_forward.default,
+            aten.native_layer_norm_backward.default,
+        ),
+        _contiguous,
+    ),
+    **dict.fromkeys((aten._log_softmax.default, aten._log_softmax_backward_data.default), _suggested),
+    **dict.fromkeys((aten.native_batch_norm_backward.default, aten.native_group_norm_backward.default), _suggested_by_second),
     aten.native_batch_norm.default: _batch_norm,
-    aten._native_batch_norm_legit_functional.default: _statistics,
-    aten._native_batch_norm_legit.no_stats: _statistics,
-    aten.native_layer_norm.default: _statistics,
+    aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm_evaluation,
+    aten._native_batch_norm_legit.no_stats: _norm_without_running,
+    aten.native_layer_norm.default: _layer_norm,
     aten._linalg_svd.default: _by_columns(2),
     aten.linalg_eig.default: _by_columns(1),
     **dict.fromkeys((aten._fft_r2c.default, aten._fft_c2c.default), _transformed),
@@ -327,7 +390,7 @@ def _to_meta(value: Any) -> Any:
 
 def infer(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], *, pointwise: bool, device: bool) -> Any:
     """The call's result with a Meta in place of each tensor.  `device`: the call must be told to stay on meta."""
-    if pointwise and op not in _NOT_ITERATED:
+    if (pointwise and op not in _NOT_ITERATED) or op in _ITERATED:
         found = _pointwise(op, args, kwargs)
         if found is not None:
             return found
