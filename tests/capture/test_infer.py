@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from thermit.aten.table import TABLE
-from thermit.capture.infer import _NOT_ITERATED, dense_strides, describe, infer
+from thermit.capture.infer import _NOT_ITERATED, Meta, dense_strides, describe, infer
 from thermit.capture.overloads import overload_of
 
 aten = torch.ops.aten
@@ -121,3 +122,35 @@ print(sympy.Symbol("a") + 1, torch.compile(lambda x: x.mean(0), backend="eager")
 def test_the_first_call_does_not_load_what_metas_would():
     done = subprocess.run([sys.executable, "-c", HEAVY], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[]", "a + 1 torch.Size([6])"], done.stdout + done.stderr
+
+
+def calls_whose_metas_differ():
+    yield aten.max_unpool2d.default, (channels_last(1, 2, 1, 3), torch.tensor([0, 2, 4] * 2).reshape(1, 2, 1, 3), [3, 6])
+    yield aten.max_unpool2d.default, (torch.randn(1, 2, 1, 3), torch.tensor([0, 2, 4] * 2).reshape(1, 2, 1, 3), [3, 6])
+    for shape in ((3, 3), (4, 2), (2, 3, 4), (2, 1, 3, 2), (1, 4), (4, 1), (0, 3)):
+        x = torch.randn(shape)
+        for full, vectors in itertools.product((False, True), repeat=2):
+            yield aten._linalg_svd.default, (x, full, vectors)
+        yield aten.linalg_eig.default, (x @ x.mT,)
+    for axes in itertools.permutations(range(3)):
+        x = torch.randn(4, 5, 6).permute(axes)
+        for n in (1, 2, 3):
+            for dim in itertools.permutations(range(3), n):
+                yield aten._fft_r2c.default, (x, list(dim), 0, True)
+                yield aten._fft_r2c.default, (x, list(dim), 0, False)
+                yield aten._fft_c2c.default, (x.to(torch.complex64), list(dim), 0, True)
+
+
+def channels_last(*shape):
+    return torch.randn(shape).contiguous(memory_format=torch.channels_last)
+
+
+def test_strides_of_calls():
+    def leaves(value):
+        return value if isinstance(value, tuple) and not isinstance(value, Meta) else (value,)
+
+    for op, args in calls_whose_metas_differ():
+        got = leaves(infer(op, [describe(a) for a in args], {}, pointwise=False, device=False))
+        for a, b in zip(leaves(op(*args)), got, strict=True):
+            assert tuple(a.shape) == b.geometry.sizes, (op, args)
+            assert a.numel() < 2 or a.stride() == b.geometry.strides, (op, [getattr(x, "shape", x) for x in args], a.stride(), b.geometry.strides)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from tests.conformance.suite import needs_suite, run
 
 import thermit
+from tests.conformance.suite import needs_suite, run
 
 COSH = "case_115_cosh_near_overflow"  # it compares with eager, which on some processors is wrong there: docs/numerics.md
 

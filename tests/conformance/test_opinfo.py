@@ -4,6 +4,7 @@ All of them, by hand: `python run_opinfo.py --jit thermit:jit` in the suite, wit
 """
 
 import pytest
+
 from tests.conformance.suite import counts, needs_suite, run
 
 # mode: (options, samples of each operator and type, samples there must be at least)
