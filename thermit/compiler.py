@@ -14,7 +14,6 @@ loop programs, of the same or of another function, share machine code.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from thermit.codegen.target import Target, host_target
 from thermit.config import Config
 from thermit.ir.node import Graph, graph_text
 from thermit.ir.verify import verify
+from thermit.locks import lock
 from thermit.loops.lower import lower
 from thermit.loops.nest import LoopProgram, program_text
 from thermit.loops.tile import cost, tile
@@ -94,7 +94,7 @@ class Compilation:
 
 
 _codes: OrderedDict[tuple[LoopProgram, Target], Code] = OrderedDict()
-_lock = threading.Lock()
+_lock = lock()
 
 
 def compile_graph(graph: Graph, config: Config, stages: Stages | None = None, target: Target | None = None) -> Compilation:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+from thermit.locks import lock
 
 SYMBOLS, DYNAMO = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
 _PLAIN = (bool, int, float)
@@ -124,7 +125,7 @@ _sympy.Basic = _Basic  # type: ignore[attr-defined]
 
 # ---------------------------------------------------------------------------------------------- in their places
 _PLACEHOLDERS = (_symbols, _dynamo, _sympy)
-_lock = threading.Lock()
+_lock = lock()
 _users = 0
 
 

@@ -9,7 +9,6 @@ Source lines do not live here (two functions may share a node): the trace keeps 
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,10 +16,11 @@ from typing import Any
 
 from thermit.ir.prims import Call, Pad, Prim, Scatter, Slice, Strided
 from thermit.ir.types import Shape, TensorType
+from thermit.locks import reentrant_lock
 
 Key = tuple[Prim, tuple["Node", ...], Any, TensorType]
 _table: weakref.WeakValueDictionary[Key, Node] = weakref.WeakValueDictionary()
-_lock = threading.RLock()  # a finalizer or signal handler may make nodes while one is made
+_lock = reentrant_lock()  # a finalizer or signal handler may make nodes while one is made
 
 
 class Node:

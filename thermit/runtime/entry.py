@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +19,7 @@ import torch
 
 from thermit.capture.signature import Guard, Source, TensorSpec
 from thermit.ir.node import Return
+from thermit.locks import lock
 from thermit.runtime import torch_abi
 from thermit.runtime.calling import ENTRY_WORDS, FORMS, VARIANT_WORDS
 from thermit.runtime.guard import GuardTable
@@ -72,7 +72,7 @@ class Entry:
     """`slow_path` is called with the arguments when no variant fits."""
 
     def __init__(self, slow_path: Callable[..., Any]) -> None:
-        self._lock = threading.Lock()
+        self._lock = lock()
         self._slow_path = slow_path
         self._keep: list[Any] = []
         self._variants: list[int] = []

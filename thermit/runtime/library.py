@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from thermit.locks import lock
 from thermit.runtime import aten_calls, calling, guard, launch, threads
 from thermit.runtime.native import Library
 from thermit.runtime.pool import LARGE_BYTES, Pool
@@ -23,7 +23,7 @@ _LAYERS = (
     (1, launch.STEPS),
     (1, "\n".join((launch.TEXT, guard.TEXT, calling.TEXT))),
 )
-_lock = threading.Lock()
+_lock = lock()
 _made: list[Runtime | None] = []
 _calls: list[int] = []
 

@@ -13,7 +13,7 @@ Thread-safe: each module has a context of its own, and LLVM runs without the GIL
 from __future__ import annotations
 
 import itertools
-import threading
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -21,18 +21,26 @@ import llvmlite.binding as llvm
 
 from thermit.codegen.target import Target
 from thermit.errors import CompileError
+from thermit.locks import lock
 
 _ADVICE = "This is a fault of thermit's: please report it with explain()."
 _LEVEL = 2
 
 
 class _Linker:
-    """The process's one linker, made when it is first needed."""
+    """The process's one linker, made when it is first needed.  A child of a fork makes its own: a thread of the parent may have been at work
+    in the old one, which is kept for the code that it has linked."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = lock()
         self._jit: llvm.LLJIT | None = None
+        self._kept: list[llvm.LLJIT | None] = []
         self._numbers = itertools.count()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._kept.append(self._jit)
+        self._jit = None
 
     def prepare(self) -> None:
         """Makes LLVM ready for the processor of this process."""

@@ -30,7 +30,6 @@ import importlib.util
 import os
 import re
 import sys
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +37,15 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 
+from thermit.locks import lock
+
 _MEMORY = {"u8": ("i8", "zext"), "i8": ("i8", "sext"), "u16": ("i16", "zext"), "i32": ("i32", "sext"), "u32": ("i32", "zext"), "i64": ("i64", "")}
 _BINARY = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
     ast.LShift: "shl", ast.RShift: "lshr", ast.FloorDiv: "udiv",
 }  # fmt: skip
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "slt", ast.LtE: "sle", ast.Gt: "sgt", ast.GtE: "sge"}
-_lock = threading.Lock()
+_lock = lock()
 
 
 @dataclass(frozen=True, slots=True)

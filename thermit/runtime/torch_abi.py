@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from thermit.locks import lock
 from thermit.runtime.native import Extern
 
 _MANGLED = {
@@ -344,7 +345,7 @@ SCALAR_TYPES: dict[torch.dtype, int] = {
 
 _KEEP: list[Any] = []
 _cache: list[Abi | None] = []
-_cache_lock = threading.Lock()
+_cache_lock = lock()
 mismatch: str | None = None
 
 
