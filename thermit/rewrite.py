@@ -14,7 +14,6 @@ once.  Every firing is counted by the name of its rule; a list that never comes 
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -162,11 +161,17 @@ class Rules:
 
 def rule(name: str, lhs: Callable[..., Pattern], rhs: Callable[..., Node | None], examples: Callable[[], Iterable[Node]] | None = None) -> Rule:
     """A rule from a pair of functions; where the right side's first parameter is `root`, it is also given the node itself (for its attrs)."""
-    variables = tuple(inspect.signature(lhs).parameters)
+    variables = _parameters(lhs)
     pattern = lhs(*(Variable(v) for v in variables))
     assert isinstance(pattern, Application), f"rule {name!r}: the left side is no primitive"
-    takes_root = next(iter(inspect.signature(rhs).parameters), "") == "root"
+    takes_root = _parameters(rhs)[:1] == ("root",)
     return Rule(name, pattern, rhs, variables, takes_root, examples)
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the positional parameters (`inspect.signature` would take as long as all else that a rule does when it is made)."""
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount]
 
 
 # ---------------------------------------------------------------------------------------------- rewriting
