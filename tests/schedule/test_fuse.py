@@ -82,6 +82,22 @@ def test_long_sum_is_split_and_says_so() -> None:
     assert "for several cores" in refusal.reason
 
 
+COLUMNS: dict[str, tuple[Graph, int]] = {
+    "few columns of many rows": (one(lambda x: b.reduce(p.SUM, x, (0,)), (4096, 512)), 2),
+    "greatest of columns": (one(lambda x: b.reduce(p.AMAX, b.mul(x, x), (0,)), (4096, 512)), 2),
+    "many columns": (one(lambda x: b.reduce(p.SUM, x, (0,)), (512, 8192)), 1),
+    "few rows": (one(lambda x: b.reduce(p.SUM, x, (0,)), (500, 512)), 1),
+    "along rows": (one(lambda x: b.reduce(p.SUM, x, (1,)), (4096, 512)), 1),
+    "columns read again": (one(lambda x: b.sub(x, spread(p.SUM, x, (0,))), (4096, 512)), 1),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_are_reduced_in_parts_of_whole_rows(name: str) -> None:
+    graph, count = COLUMNS[name]
+    assert len(fuse(graph).steps) == count
+
+
 def test_a_long_chain_is_cut() -> None:
     (x,) = inputs_of(((50,), F))
     y = x

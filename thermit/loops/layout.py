@@ -20,7 +20,8 @@ from thermit.ir.types import Shape
 from thermit.loops.index import Indices
 
 STRIP_LEAST = 16  # columns: a cache line of float32
-STRIP_MOST = 512  # columns: a page holds two rows of float32, and their accumulators stay in L1
+STRIP_MOST = 1024  # columns: a page of float32, and their accumulators stay in L1
+STRIP_AGAIN = 512  # columns of rows that are read more than once: in L2 until then
 STRIP_ROWS = 16
 STRIP_ELEMS = 1 << 15  # fewer stay in L1 in any order
 STRIP_PARALLEL = 4  # strips at least, if they do not get too narrow
@@ -133,4 +134,5 @@ def _strip_width(seen: Seen, layout: Layout, columns: Mapping[Node, dict[int, in
     wanted = max(1, STRIP_PARALLEL // outer)
     width = -(-size // wanted)
     width = -(-width // STRIP_LEAST) * STRIP_LEAST
-    return min(max(width, 4 * STRIP_LEAST), STRIP_MOST, -(-size // STRIP_LEAST) * STRIP_LEAST)
+    most = STRIP_MOST if len(seen.reductions) == 1 and layout.rows == len(layout.order) else STRIP_AGAIN
+    return min(max(width, 4 * STRIP_LEAST), most, -(-size // STRIP_LEAST) * STRIP_LEAST)

@@ -20,7 +20,8 @@ from thermit.ir.node import Node, toposort
 from thermit.ir.types import BOOL, FLOAT32, INT64
 from thermit.loops.blocks import blocked
 from thermit.loops.index import Indices, number
-from thermit.loops.nest import Check, For, LoopProgram, Stmt, Store
+from thermit.loops.narrow import narrowed
+from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
 from thermit.loops.peel import peel
 from thermit.loops.rewrite import replaced, substitute
 
@@ -28,6 +29,7 @@ SCALAR_REGISTER_BITS = 64
 UNROLL_EXTENT = 8  # serial loops of at most so many iterations are written out
 UNROLL_NODES = 160
 HEAVY = 18.0  # instructions of a body that hide latency by themselves: one register a value, no second accumulator (exp: same speed, 1/4 of the code)
+ACC_REGISTERS = 8  # for the accumulators of a loop: half of what most processors have
 REGISTERS = 2  # a value of the widest type takes so many: enough to hide the latency of dependent operations
 PARALLEL_EXTENT = 32  # a parallel loop of fewer iterations is made longer from what is inside
 CHUNK_ELEMS = 4096  # of an inner vector loop, when it is shared between iterations of the parallel loop
@@ -67,6 +69,7 @@ class Work:
     children: list[Work]
     vector: bool = False
     width: int = 1
+    lanes: int = 1  # independent accumulators
 
 
 class Weigher:
@@ -216,7 +219,18 @@ class Weigher:
         if vector >= serial:
             return serial
         work.vector, work.width = True, width
+        work.lanes = self.lanes_for(work)
         return vector
+
+    def lanes_for(self, work: Work) -> int:
+        """Independent accumulators: enough registers to hide the latency of the combination, not so many that they spill."""
+        if work.children or _node_count(work) >= HEAVY:
+            return 1
+        each = sum(self.registers(bits, work.width) for a in work.loop.accs for bits in _state_bits(a))
+        lanes = 4
+        while lanes > 1 and (work.extent < 2 * lanes * work.width or lanes * each > ACC_REGISTERS):
+            lanes //= 2
+        return lanes
 
 
 # ---------------------------------------------------------------------------------------------- rewriting
@@ -225,12 +239,9 @@ def _node_count(work: Work) -> float:
     return sum(max(1.0, operation_cost(n)) for n in work.nodes) + sum(_node_count(c) for c in work.children)
 
 
-def _lanes(work: Work) -> int:
-    """Independent accumulators of a vector loop that combines: enough registers to hide the latency of the combination."""
-    lanes = 4
-    while lanes > 1 and work.extent < 2 * lanes * work.width:
-        lanes //= 2
-    return lanes if _node_count(work) < HEAVY and not work.children else 1
+def _state_bits(a: Acc) -> list[int]:
+    """Of one lane of an accumulator; positions are kept in 32 bits."""
+    return [a.value.dtype.bits, 32] if a.combine in (p.ARGMAX, p.ARGMIN) else [a.local.dtype.bits]
 
 
 def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices) -> For:
@@ -245,8 +256,7 @@ def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices
             body.append(s)
     loop = replace(work.loop, body=tuple(body))
     if work.vector and not in_vector:
-        lanes = _lanes(work)
-        accs = tuple(replace(a, lanes=lanes) if a.combine is not None else a for a in loop.accs)
+        accs = tuple(replace(a, lanes=work.lanes) if a.combine is not None else a for a in loop.accs)
         return replace(loop, mode="vector", width=work.width, accs=accs)
     small = isinstance(loop.extent, int) and loop.extent <= UNROLL_EXTENT and loop.extent * _node_count(work) <= UNROLL_NODES
     vector_below = any(isinstance(s, For) and s.mode == "vector" for s in loop.body)
@@ -309,6 +319,7 @@ def tile(program: LoopProgram, target: HasVectorBits) -> LoopProgram:
     made = blocked(program, target.vector_bits)
     if made is not None:
         return made
+    program = narrowed(program)
     weigher = Weigher(program, target.vector_bits)
     weigher.best(weigher.top)
     top = _modes(weigher.top, False, {}, weigher.indices)

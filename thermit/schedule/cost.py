@@ -27,6 +27,10 @@ SMALL_ELEMS = 16 << 10  # below, one core does it before a second could be woken
 SPLIT_ELEMS = 64 << 10  # a reduction of more elements into few is done in two kernels, so that cores share it
 SPLIT_PARTS = 64
 SPLIT_ROWS = 8  # fewer results than these are too few to share
+TALL_ELEMS = 256 << 10  # a reduction of more elements along columns is done in parts of whole rows ...
+TALL_COLUMNS = 2048  # ... if there are at most so many columns: more are strips enough for all cores
+TALL_LEAST = 16  # columns that are worth a vector
+TALL_PARTS = 16
 COSTLY = frozenset(
     (p.EXP, p.EXP2, p.EXPM1, p.LOG, p.LOG2, p.LOG10, p.LOG1P, p.SIN, p.COS, p.TAN, p.ASIN, p.ACOS, p.ATAN, p.SINH, p.COSH, p.TANH, p.ASINH, p.ACOSH,
      p.ATANH, p.ERF, p.ERFC, p.SIGMOID, p.POW, p.ATAN2, p.HYPOT)

@@ -9,20 +9,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort
 from thermit.ir.types import FLOAT32, FLOAT64
-from thermit.schedule.cost import SPLIT_ELEMS, SPLIT_PARTS, SPLIT_ROWS
+from thermit.schedule.cost import SPLIT_ELEMS, SPLIT_PARTS, SPLIT_ROWS, TALL_COLUMNS, TALL_ELEMS, TALL_LEAST, TALL_PARTS
 
 
 def split(graph: Graph) -> tuple[Graph, dict[Node, str]]:
     """The graph in the form that fusion expects, and the parts that must be stored, with the reason."""
     new: dict[Node, Node] = {}
     parts: dict[Node, str] = {}
-    for node in toposort(graph.roots):
+    order = toposort(graph.roots)
+    tall = _tall(order)
+    for node in order:
         args = tuple(new[a] for a in node.args)
         again = build.rebuild(node, args) if args != node.args else node
         if again.prim is p.CHECK and again.args[0].shape != again.args[1].shape:
@@ -30,7 +33,9 @@ def split(graph: Graph) -> tuple[Graph, dict[Node, str]]:
             whole = build.reduce(p.ALL, ok, range(ok.type.ndim))
             again = build.check(x, build.broadcast_to(whole, x.shape))
         elif again.prim.kind == "reduce" and again.type.numel < SPLIT_ROWS and again.args[0].type.numel >= SPLIT_ELEMS:
-            again = in_parts(again, parts)
+            again = in_parts(again, parts, SPLIT_PARTS)
+        elif node in tall:
+            again = in_parts(again, parts, TALL_PARTS)
         new[node] = again
     return graph.map_roots(lambda root: copied(new[root])), parts
 
@@ -41,14 +46,42 @@ def copied(node: Node) -> Node:
     return Node(p.RESHAPE, (node,), None, node.type) if node.prim in (p.INPUT, p.RESULT) else node
 
 
-def in_parts(node: Node, parts: dict[Node, str]) -> Node:
-    """The reduction as one of its parts."""
+def _tall(order: Sequence[Node]) -> set[Node]:
+    """Reductions of few columns of many rows, where nothing is made of the same rows afterwards: rows are best read whole, in one go,
+    so cores share them and not the columns."""
+    found = {node for node in order if node.prim.kind == "reduce" and _is_tall(node)}
+    if not found:
+        return found
+    reduced: dict[Node, bool] = {}
+    for node in order:
+        if node in found and any(reduced[a] for a in node.args):
+            found.discard(node)
+        reduced[node] = node.prim not in (p.CALL, p.RESULT) and (node.prim.kind == "reduce" or any(reduced[a] for a in node.args))
+    largest = dict.fromkeys(order, 0)  # of what is made of a value
+    for node in reversed(order):
+        if node in found and largest[node] * 4 > node.args[0].type.numel:
+            found.discard(node)
+        for arg in node.args if node.prim is not p.CALL else ():
+            largest[arg] = max(largest[arg], largest[node], node.type.numel)
+    return found
+
+
+def _is_tall(node: Node) -> bool:
     x, axes = node.args[0], node.attrs.axes
-    axis = next((a for a in axes if x.shape[a] >= SPLIT_PARTS), max(axes, key=lambda a: x.shape[a]))
+    columns = math.prod(x.shape[max(axes) + 1 :])
+    if node.prim in (p.ARGMAX, p.ARGMIN) or columns < TALL_LEAST or node.type.numel > TALL_COLUMNS:
+        return False
+    return x.type.numel >= TALL_ELEMS and max(x.shape[a] for a in axes) >= 4 * TALL_PARTS
+
+
+def in_parts(node: Node, parts: dict[Node, str], most: int) -> Node:
+    """The reduction as one of its parts, `most` of them or somewhat fewer."""
+    x, axes = node.args[0], node.attrs.axes
+    axis = next((a for a in axes if x.shape[a] >= most), max(axes, key=lambda a: x.shape[a]))
     n = x.shape[axis]
     if n < 2:
         return node
-    count = next((k for k in range(min(SPLIT_PARTS, n), min(SPLIT_PARTS, n) // 4, -1) if n % k == 0), min(SPLIT_PARTS, n))
+    count = next((k for k in range(min(most, n), min(most, n) // 4, -1) if n % k == 0), min(most, n))
     size = n // count
     main = _cut(x, axis, 0, count * size)
     folded = build.reshape(main, (*x.shape[:axis], count, size, *x.shape[axis + 1 :]))

@@ -1,0 +1,52 @@
+"""Counts in narrow integers.
+
+What comes in: a program of serial loops.  What goes out: the same program, in which a count of at most 65535 flags is kept in 16
+bits (four times the lanes of int64) and widened once, behind its loop.
+
+    acc: int64 = 0;  for k < 1000: acc add= int64(flag[k])       ->   n: uint16 = 0;  for k < 1000: n add= uint16(flag[k])
+    out = acc                                                          out = int64(n)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thermit.ir import build
+from thermit.ir import prims as p
+from thermit.ir.node import Node
+from thermit.ir.types import BOOL, UINT16, DType
+from thermit.loops.nest import Acc, For, LoopProgram, Stmt
+from thermit.loops.rewrite import substitute
+
+NARROW: DType = UINT16
+MOST = 65535
+
+
+def narrowed(program: LoopProgram) -> LoopProgram:
+    """The program with its counts of flags in 16 bits."""
+    wide: dict[Node, Node] = {}
+    body = tuple(_narrowed(s, wide) for s in program.body)
+    return replace(program, body=substitute(body, dict(wide))) if wide else program
+
+
+def _narrowed(s: Stmt, wide: dict[Node, Node]) -> Stmt:
+    if not isinstance(s, For):
+        return s
+    body = tuple(_narrowed(t, wide) for t in s.body)
+    accs = tuple(_count(a, wide) if _counts_flags(a, s) else a for a in s.accs)
+    return replace(s, body=body, accs=accs)
+
+
+def _counts_flags(a: Acc, loop: For) -> bool:
+    """Whether this is a sum of flags as wide integers that starts at zero and cannot leave 16 bits."""
+    few = isinstance(loop.extent, int) and loop.extent <= MOST
+    flags = a.value.prim is p.CAST and a.value.args[0].dtype is BOOL
+    wide = a.local.dtype.is_integer and a.local.dtype.bits > NARROW.bits
+    return few and flags and wide and a.combine is p.ADD and a.init.prim is p.CONST and a.init.attrs.value == 0
+
+
+def _count(a: Acc, wide: dict[Node, Node]) -> Acc:
+    """The same in 16 bits; `wide` learns what the old local is from now on."""
+    local = build.local(a.local.attrs.name + "n", NARROW)
+    wide[a.local] = build.cast(local, a.local.dtype)
+    return replace(a, local=local, init=build.const(0, NARROW), value=build.cast(a.value.args[0], NARROW))
