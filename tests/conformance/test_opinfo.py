@@ -17,6 +17,7 @@ MODES = {
 
 
 @needs_suite
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES)
 def test_samples_of_every_operator(mode):
     options, limit, least = MODES[mode]
