@@ -327,7 +327,9 @@ class Kernel(ExpressionWriter):
                 return []
 
             self._counted([], begin, end, 1, self.writes_of(program.body), iteration, False)
-        lines = [f"define i32 @{program.name}(ptr noalias readonly %buffers, i64 %begin, i64 %end) nounwind {{\nentry:"]
+        # rows may be longer than a guard page: each page is touched in order, so that a stack that is too small faults and nothing else is hit
+        probed = '"probe-stack"="inline-asm" ' if any(m.role == "row" for m in program.memories) else ""
+        lines = [f"define i32 @{program.name}(ptr noalias readonly %buffers, i64 %begin, i64 %end) nounwind {probed}{{\nentry:"]
         fence = ["  call void @llvm.x86.sse.sfence()"] if self.streams and self.target.is_x86 else []  # before others read what was written
         lines += self._entry() + self.scopes[0].lines + [*fence, "  ret i32 0"]
         return "\n".join(lines + (["stop:\n  ret i32 1"] if self._can_stop else []) + ["}\n"])
