@@ -160,6 +160,11 @@ class Prim:
     identity: float | None = None
     result: Literal["same", "bool", "attrs"] = "same"
 
+    @property
+    def is_function(self) -> bool:
+        """Whether no processor has an instruction for it: exp, sin, ..., which `legalize` makes an expression of."""
+        return self.kind == "map" and self.result == "same" and self.ref is not None and self.fp is None and self.integer is None
+
     def __repr__(self) -> str:
         return self.name
 

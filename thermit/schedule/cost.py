@@ -31,15 +31,11 @@ TALL_ELEMS = 256 << 10  # a reduction of more elements along columns is done in 
 TALL_COLUMNS = 2048  # ... if there are at most so many columns: more are strips enough for all cores
 TALL_LEAST = 16  # columns that are worth a vector
 TALL_PARTS = 16
-COSTLY = frozenset(
-    (p.EXP, p.EXP2, p.EXPM1, p.LOG, p.LOG2, p.LOG10, p.LOG1P, p.SIN, p.COS, p.TAN, p.ASIN, p.ACOS, p.ATAN, p.SINH, p.COSH, p.TANH, p.ASINH, p.ACOSH,
-     p.ATANH, p.ERF, p.ERFC, p.SIGMOID, p.POW, p.ATAN2, p.HYPOT)
-)  # fmt: skip
 
 
 def cost_of(node: Node) -> int:
     """Operations of one element of a map."""
-    if node.prim in COSTLY:
+    if node.prim.is_function:
         return COST_POW if node.prim is p.POW else COST_COSTLY
     return COST_DIVIDE if node.prim in (p.DIV, p.SQRT, p.REM) else 1
 
