@@ -79,6 +79,11 @@ def cos_rest(r: mp.mpf) -> mp.mpf:
     return (mp.cos(r) - 1 + r * r / 2) / r**4
 
 
+def sine_rest(t: mp.mpf) -> mp.mpf:
+    """sin(r) / r - 3/4 where t = r^2 - 3/2: both small, so that their roundings do little harm."""
+    return mp.sinc(mp.sqrt(t + mp.mpf(3) / 2)) - mp.mpf(3) / 4
+
+
 def scaled_erfc(t: mp.mpf) -> mp.mpf:
     """e^(x^2) erfc(x) where t = (x - 2) / (x + 2)."""
     x = 2 * (1 + t) / (1 - t)
@@ -90,12 +95,21 @@ FITS: dict[str, Fit] = {
     "LOG_SINGLE": Fit(
         "(log(1 + f) - f + f^2 / 2) / f^3", lambda f: (log_rest(f) + 0.5) / f, lambda f: f * log_weight(f), -0.2929, 0.41422, 8, "float32", exact=4
     ),
+    "EXPM1_SINGLE": Fit("(e^r - 1) / r", lambda r: mp.expm1(r) / r, lambda r: r * mp.exp(-r), -LN2_HALF, LN2_HALF, 5, "float32"),
+    "SIN_SINGLE": Fit(
+        "sin(r) / r - 3/4 + t / 8 in t = r^2 - 3/2",
+        lambda t: sine_rest(t) + t / 8,
+        lambda t: 1 / (sine_rest(t) + mp.mpf(3) / 4),
+        -1.5,
+        (1.003 * HALF) ** 2 - 1.5,
+        5,
+        "float32",
+    ),
     "EXPM1_SHORT": Fit("(e^r - 1) / r", lambda r: mp.expm1(r) / r, lambda r: r / mp.expm1(r), -LN2_HALF, LN2_HALF, 6),
     "EXP_SHORT": Fit("e^r", mp.exp, lambda r: mp.exp(-r), -LN2_HALF, LN2_HALF, 6),
     "EXP2_SHORT": Fit("2^r", lambda r: mp.mpf(2) ** r, lambda r: mp.mpf(2) ** -r, -0.5002, 0.5002, 6),
     "LOG_SHORT": Fit("(log(1 + f) - f) / f^2", log_rest, log_weight, -1 / 3, 1 / 3, 9),
     "LOG_MEDIUM": Fit("(log(1 + f) - f) / f^2", log_rest, log_weight, -1 / 3, 1 / 3, 13),
-    "SIN_SHORT": Fit("sin(r) / r in r^2", even(lambda r: mp.sin(r) / r), even(lambda r: r / mp.sin(r)), 0, HALF**2, 5),
     "SIN_QUARTER_SHORT": Fit("sin(r) / r in r^2", even(lambda r: mp.sin(r) / r), even(lambda r: r / mp.sin(r)), 0, QUARTER**2, 3),
     "COS_QUARTER_SHORT": Fit("cos(r) in r^2", even(mp.cos), even(lambda r: 1 / mp.cos(r)), 0, QUARTER**2, 4),
     "ATAN_SHORT": Fit("atan(q) / q in q^2", even(lambda q: mp.atan(q) / q), even(lambda q: q / mp.atan(q)), 0, 1, 10),

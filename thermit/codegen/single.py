@@ -1,6 +1,6 @@
 """float32 mathematics.
 
-exp and log stay in float32 with compensated sums, so they fill whole vectors.  The others go through float64, where a plain
+exp, log, sin, cos and sigmoid stay in float32 with compensated sums, so they fill whole vectors.  The others go through float64, where a plain
 formula with a short polynomial is right to 2^-28 or better before the one rounding at the end: half the lanes, but no
 compensation, no overflow and no denormals on the way.  Functions named `_wide` take and give float64 of that accuracy.
 """
@@ -54,8 +54,10 @@ LN2, LN2_REST = 0.6931471824645996, -1.904654299957768e-09  # ln 2 in float32, a
 LN2_HIGH = 0.693145751953125  # 16 bits of ln 2: its products with the exponents of float32 are exact
 LN2_LOW = 1.428606820309417e-06  # ln 2 - LN2_HIGH
 PI_LOW = 1.2246467991473532e-16  # pi - math.pi
+PI_PARTS = (3.1415927410125732, -8.742277657347586e-08, -3.4302490200117637e-15)  # pi to 77 bits, each part a float32
 EXP_LEAST, EXP_MOST = -104.0, 89.0  # beyond: 0 and inf in float32
 HUGE = 2.0**40  # where a reduction with two constants of float64 stops being exact
+LARGE = 2.0**17  # where the reduction of sin and cos in float32 leaves more than the polynomial covers
 
 
 def wide(x: Node) -> Node:
@@ -113,9 +115,19 @@ def expm1(x: Node) -> Node:
 
 
 def sigmoid(x: Node) -> Node:
-    """1 / (1 + e^-x)."""
-    e = exp_wide(wide(neg(at_least(at_most(x, 30.0), EXP_LEAST))))
-    return narrow(div(like(1.0, e), add(e, 1.0)))
+    """1 / (1 + e^-x) as c / (c + e^-r) where c = 2^n and x = n ln 2 + r: no power overflows."""
+    t = at_least(at_most(x, 30.0), EXP_LEAST)
+    n, shifted = round_with(t, LOG2_E, 127 + 24)
+    r = fma(n, like(LN2_REST, x), fma(n, like(LN2, x), neg(t)))
+    power = mul(power_of_two(shifted), 2.0**-24)
+    part = polynomial(r, c.EXPM1_SINGLE)
+    e = fma(r, part, like(1.0, x))
+    e_low = fma(r, part, sub(like(1.0, x), e))
+    above = gt(power, e)
+    total, low = fast_two_sum(where(above, power, e), where(above, e, power))
+    inverse = div(like(1.0, x), total)
+    missing = fma(neg(inverse), add(low, e_low), fma(neg(inverse), total, like(1.0, x)))
+    return mul(fma(missing, inverse, inverse), power)
 
 
 def tanh(x: Node) -> Node:
@@ -292,27 +304,37 @@ def acos(x: Node) -> Node:
 
 
 # ---------------------------------------------------------------------------------------------- sin
-def _half_turns(w: Node, minus_half: bool) -> Pair:
-    """w = r + n pi (+ pi / 2), |r| <= pi / 2, |w| < HUGE: r, and an integer as odd as n."""
-    n, shifted = round_with(w, 1 / math.pi, 0, minus_half)
-    n = add(n, 0.5) if minus_half else n
-    r = fma(n, like(-math.pi, w), w)
-    return fma(n, like(-PI_LOW, w), r), bits(shifted)
+def _sine_of_turned(x: Node, n: Node, parity: Node, half: bool) -> Node:
+    """sin(x - n pi), negated where `parity` is odd; |x - n pi| < 1.58, |x| < LARGE; n is an integer, or one and a half."""
+    first, second, third = (like(-part, x) for part in PI_PARTS)
+    high = fma(n, first, x)  # exact where |x| > 1 or n is 0: a multiple of the last place of `first` or x, below 2
+    step = mul(n, second)
+    step_low = fma(n, third, fma(n, second, neg(step)))
+    if half:
+        step_low = add(step_low, sub(x, fma(n, neg(first), high)))
+    r = add(high, step)
+    low = add(sub(step, sub(r, high)), step_low)
+    return negate_if_odd(_sine(r, low), parity)
 
 
-def _sine(r: Node, parity: Node) -> Node:
-    return negate_if_odd(mul(r, polynomial(mul(r, r), c.SIN_SHORT)), parity)
+def _sine(r: Node, low: Node) -> Node:
+    """sin(r + low), low a rounding error of r: 3/4 r + r (p(t) - t / 8) + low cos(r), of which only the first rounds to much."""
+    t = fma(r, r, like(-1.5, r))
+    cosine = fma(t, like(-0.405, r), like(0.3925, r))  # to 0.06, 1 where r is 0
+    rest = fma(t, like(-0.125, r), polynomial(t, c.SIN_SINGLE))
+    return fma(r, like(0.75, r), fma(r, rest, mul(low, cosine)))
 
 
 def sin(x: Node) -> Node:
-    w = wide(x)
-    return seldom(ge(abs_(x), HUGE), x, narrow(_sine(*_half_turns(w, False))), "sin")
+    n, shifted = round_with(x, 1 / math.pi)
+    usual = _sine_of_turned(x, n, bits(shifted), half=False)
+    return seldom(ge(abs_(x), LARGE), x, where(eq(x, 0.0), x, usual), "sin")
 
 
 def cos(x: Node) -> Node:
     """cos(r + n pi + pi / 2) is -sin(r) for even n."""
-    w = wide(x)
-    return seldom(ge(abs_(x), HUGE), x, narrow(neg(_sine(*_half_turns(w, True)))), "cos")
+    n, shifted = round_with(x, 1 / math.pi, 1, minus_half=True)
+    return seldom(ge(abs_(x), LARGE), x, _sine_of_turned(x, add(n, 0.5), bits(shifted), half=True), "cos")
 
 
 def _tangent(r: Node, n: Node) -> Node:
