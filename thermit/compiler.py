@@ -105,7 +105,7 @@ def compile_graph(graph: Graph, config: Config, stages: Stages | None = None, ta
     if "simplify" not in config.skip:
         graph = stages.run("simplify", simplify, graph, stages.fired)
         stages.show(2, "graph, simplified", lambda: graph_text(graph))
-    schedule = stages.run("fuse", fuse, graph, target)
+    schedule = stages.run("fuse", fuse, graph)
     stages.refused = schedule.refused
     stages.show(3, "kernels", lambda: schedule_text(schedule))
     loops = lower_kernels(schedule, stages, target)

@@ -61,7 +61,7 @@ def test_stages(name, request):
     graph = thermit.jit(function).trace(*(torch.ones(s) for s in shapes)).graph
     stages = Stages(Config(verify=True))
     simple = simplify(graph, stages.fired)
-    schedule = fuse(simple, AVX2)
+    schedule = fuse(simple)
     loops = lower_kernels(schedule, stages, AVX2)
     text = f"== graph\n{graph_text(simple)}== kernels\n{schedule_text(schedule)}== loops\n{''.join(map(program_text, loops.values()))}"
     path = HERE / f"{name}.txt"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thermit.ir.prims import Call, Pad, Prim, Scatter, Slice, Strided
-from thermit.ir.types import Shape, TensorType
+from thermit.ir.types import DType, Shape, TensorType
 from thermit.locks import reentrant_lock
 
 Key = tuple[Prim, tuple["Node", ...], Any, TensorType]
@@ -47,7 +47,7 @@ class Node:
         return self.type.shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         return self.type.dtype
 
     def __repr__(self) -> str:

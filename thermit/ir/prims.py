@@ -26,6 +26,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from thermit.ir.types import Shape, TensorType
+
 PrimKind = Literal["input", "const", "iota", "map", "view", "reduce", "scan", "index", "call", "loop"]
 
 
@@ -120,7 +122,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     strides: tuple[tuple[int, ...], ...]
-    results: tuple[Any, ...]
+    results: tuple[tuple[TensorType, Shape] | None, ...]
     key: tuple[Any, ...] | None = None
 
     def __eq__(self, other: object) -> bool:

@@ -15,8 +15,7 @@ rule only ever adds to what is stored, so this ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort, users
@@ -172,7 +171,7 @@ class Fusion:
             self.store(*again)
         return group
 
-    def trace_root(self, node: Node, leaf: Any) -> Trace:
+    def trace_root(self, node: Node, leaf: Callable[[Node, Labels, Trace], bool]) -> Trace:
         if node.prim is p.SCATTER:
             start = Trace([], [])
             for arg in dict.fromkeys(node.args):
@@ -417,8 +416,8 @@ def _same(a: Sequence[int], b: Sequence[int], shape: Shape) -> bool:
     return all(n == 1 or s == t for s, t, n in zip(a, b, shape, strict=True)) or 0 in shape
 
 
-def fuse(graph: Graph, target: Any = None) -> Schedule:
-    """The schedule of a graph.  `target` is not read: what is stored does not depend on the machine."""
+def fuse(graph: Graph) -> Schedule:
+    """The schedule of a graph: what is stored does not depend on the machine."""
     graph, parts = split(graph)
     fusion = Fusion(graph)
     for node, reason in parts.items():

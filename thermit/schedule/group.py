@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
-from thermit.ir.node import Node
+from thermit.ir.node import Graph, Node
 from thermit.ir.types import Shape
 from thermit.schedule.trace import Trace
 
@@ -28,3 +28,12 @@ class Group:
     trace: Trace
     rows: list[int] = field(default_factory=list)  # sets of domain variables that reductions depend on, smallest first
     reads: set[Node] = field(default_factory=set)
+
+
+class Decisions(Protocol):
+    """What `fuse` knows of a graph and `order` needs: strides of inputs and results, results of calls that are outputs."""
+
+    graph: Graph
+    order: list[Node]
+    strides: dict[Node, Shape]
+    outputs_of_calls: dict[Node, int]

@@ -9,12 +9,11 @@ stored first and copied at the end.
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.ir.types import Shape, contiguous_strides
-from thermit.schedule.group import Group, Root
+from thermit.schedule.group import Decisions, Group, Root
 from thermit.schedule.kernel import CallStep, Kernel, Load, Stored
 from thermit.schedule.rows import rows
 from thermit.schedule.trace import Trace
@@ -37,7 +36,7 @@ def _is_pointwise(group: Group, node: Node) -> bool:
 class Arrangement:
     """Groups and calls with what each of them needs."""
 
-    def __init__(self, fusion: Any, groups: list[Group]) -> None:
+    def __init__(self, fusion: Decisions, groups: list[Group]) -> None:
         self.graph, self.strides = fusion.graph, fusion.strides
         self.groups = groups
         self.copies: list[Group] = []
@@ -185,7 +184,7 @@ class Arrangement:
         return None
 
 
-def arrange(fusion: Any, groups: list[Group]) -> tuple[Steps | None, set[Node]]:
+def arrange(fusion: Decisions, groups: list[Group]) -> tuple[Steps | None, set[Node]]:
     """The steps, or the wanted values that must be stored apart because their kernels wait for each other."""
     arrangement = Arrangement(fusion, groups)
     _, cycle = arrangement.sorted_units()
