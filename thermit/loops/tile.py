@@ -30,6 +30,8 @@ UNROLL_EXTENT = 8  # serial loops of at most so many iterations are written out
 UNROLL_NODES = 160
 HEAVY = 18.0  # instructions of a body that hide latency by themselves: one register a value, no second accumulator (exp: same speed, 1/4 of the code)
 ACC_REGISTERS = 8  # for the accumulators of a loop: half of what most processors have
+LONG = 100  # cheap operations of a body, from which on one register a value does not keep the processor busy: its queues see a part of the body
+LONG_LOADS = 4  # of such a body: with more, two registers a value spill
 REGISTERS = 2  # a value of the widest type takes so many: enough to hide the latency of dependent operations
 PARALLEL_EXTENT = 32  # a parallel loop of fewer iterations is made longer from what is inside
 CHUNK_ELEMS = 4096  # of an inner vector loop, when it is shared between iterations of the parallel loop
@@ -182,7 +184,7 @@ class Weigher:
                 counts[s.value.dtype.bits] = counts.get(s.value.dtype.bits, 0) + 1
         bits = max(counts, key=lambda k: (counts[k], k), default=32)
         bits = max(bits, max(counts, default=8) // 2)
-        width = (REGISTERS if _node_count(work) < HEAVY else 1) * self.vector_bits // bits
+        width = (REGISTERS if _node_count(work) < HEAVY or _is_long(work) else 1) * self.vector_bits // bits
         while width > 2 and width // 2 >= work.extent:
             width //= 2
         return max(width, 2)
@@ -237,6 +239,14 @@ class Weigher:
 def _node_count(work: Work) -> float:
     """Instructions of a body, roughly."""
     return sum(max(1.0, operation_cost(n)) for n in work.nodes) + sum(_node_count(c) for c in work.children)
+
+
+def _is_long(work: Work) -> bool:
+    """Whether a body is a long expression of cheap operations on few values (a polynomial in three variables: a seventh faster in pairs)."""
+    operations = [n for n in work.nodes if n.prim.kind == "map" and n.dtype is not INT64]
+    loads = sum(n.prim is p.LOAD for n in work.nodes)
+    is_plain = not work.children and not work.loop.accs and loads <= LONG_LOADS
+    return len(operations) >= LONG and is_plain and all(operation_cost(n) < COST_COSTLY for n in operations)
 
 
 def _state_bits(a: Acc) -> list[int]:
