@@ -164,6 +164,9 @@ class State:
     faulty: bool = False
 
 
+_SKIPPED = torch._C._dynamo.eval_frame._FrameAction.SKIP
+
+
 class JitFunction:
     """A function that runs compiled.  Each has a class of its own, whose `__call__` is the native entry."""
 
@@ -260,6 +263,9 @@ class JitFunction:
                 ThermitWarning,
                 stacklevel=3,
             )
+
+    # torch.compile around a jitted function: it compiles neither this nor what is called from here
+    torch._C._dynamo.eval_frame.set_code_exec_strategy(_slow.__code__, torch._C._dynamo.eval_frame._FrameExecStrategy(_SKIPPED, _SKIPPED))
 
     # ------------------------------------------------------------------------------------------ compiling
     def _compile(self, key: Any, flat: FlatCall, call: Call, why: str) -> Any:
@@ -427,7 +433,7 @@ def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bo
         substitution = Substitution(call.args, call.kwargs, recorder.known)
         watcher.adopt(substitution.copies)
         with substitution as inside, watcher:
-            return function(*inside.args, **inside.kwargs)
+            return substitution.given_back(function(*inside.args, **inside.kwargs))
 
     def template(value: Any) -> tuple[Template, list[Any], bool]:
         placed = False

@@ -262,6 +262,12 @@ def _batch_train(input: Node, weight: Node | None, bias: Node | None, eps: float
     return _affine(x, mean, scale, weight, bias), mean, scale, b.div(squares, count)
 
 
+def _refused(input: Node, *parameters: Node | None) -> bool:
+    """Whether eager's kernel may refuse the dtypes: parameters are of the input's, or float32 where that is a half type."""
+    mixed = {t.dtype for t in parameters if t is not None} - {input.dtype}
+    return bool(mixed) and (mixed != {FLOAT32} or compute_dtype(input.dtype) is not FLOAT32)
+
+
 @lower(aten.native_batch_norm.default, floats=True)
 def batch_norm(
     input: Node,
@@ -274,7 +280,7 @@ def batch_norm(
     eps: float,
 ) -> Lowered:
     """Training with running statistics writes them, which a row cannot: declined, the decomposition does."""
-    if input.type.numel == 0 or input.type.ndim < 2:
+    if input.type.numel == 0 or input.type.ndim < 2 or _refused(input, weight, bias, running_mean, running_var):
         return NotImplemented
     if training and running_mean is None and running_var is None:
         return batch_norm_no_stats(input, weight, bias, True, momentum, eps)
@@ -298,7 +304,7 @@ def batch_norm_no_training(
 
 @lower(aten._native_batch_norm_legit.no_stats, floats=True)
 def batch_norm_no_stats(input: Node, weight: Node | None, bias: Node | None, training: bool, momentum: float, eps: float) -> Lowered:
-    if not training or input.type.numel == 0 or input.type.ndim < 2:
+    if not training or input.type.numel == 0 or input.type.ndim < 2 or _refused(input, weight, bias):
         return NotImplemented
     statistics = _statistics_dtype(input, weight, bias)
     y, mean, scale, _ = _batch_train(input, weight, bias, eps, statistics)
@@ -317,7 +323,7 @@ def batch_norm_functional(
     eps: float,
 ) -> Lowered:
     """As above, with the new running statistics as results: momentum * new + (1 - momentum) * old, the variance unbiased."""
-    if input.type.numel == 0 or input.type.ndim < 2:
+    if input.type.numel == 0 or input.type.ndim < 2 or _refused(input, weight, bias, running_mean, running_var):
         return NotImplemented
     if not training:
         return (*_batch_eval(input, weight, bias, running_mean, running_var, eps), running_mean, running_var)

@@ -374,10 +374,12 @@ class Watcher:
             self.objects.follow(Names(reflects=True), known)
 
     def _native_call(self, frame: FrameType, function: Any) -> None:
-        if code_origin(frame.f_code) is LIBRARY:
-            return
         owner = getattr(function, "__self__", None)
         name = getattr(function, "__name__", "")
+        if code_origin(frame.f_code) is LIBRARY:  # torch.get_rng_state, fork_rng, ...: draws so far must have been made
+            if type(owner) is torch.Generator and name in _GENERATOR_READS:
+                self._refuse(f"calls {name}() of the random generator", frame)
+            return
         if owner is None or isinstance(owner, ModuleType):
             module = function.__module__
             if module in _IMPURE_MODULES or name in _IMPURE_BUILTINS or name in _IMPURE_SETTINGS:

@@ -8,6 +8,7 @@ Invariant: each call of the log is made once; afterwards every stand-in has a re
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -19,7 +20,7 @@ from thermit.capture.arguments import argument, tensors_in
 from thermit.capture.infer import convert
 from thermit.capture.overloads import overload_of
 from thermit.capture.recording import CLOSED, LIVE, TRACING, Line, Recording, Restart, ThermitWarning, Watcher, line_text, user_line
-from thermit.capture.standin import READS, StandIn, is_stand_in, leaked
+from thermit.capture.standin import READS, StandIn, has_history, is_stand_in, leaked
 from thermit.capture.storage import Geometry
 from thermit.errors import DataDependentError, UnsupportedError
 from thermit.ir import build as b
@@ -41,6 +42,7 @@ class LiveMode(TorchDispatchMode):
         self.place = ""
         self.failure: BaseException | None = None
         self.random_state: torch.Tensor | None = None
+        self._gate, self._thread = threading.RLock(), threading.get_ident()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -73,6 +75,8 @@ class LiveMode(TorchDispatchMode):
             if is_input:
                 raise Restart(f"{method} on an argument")
             return None
+        if method in _AUTOGRAD and stand_in.requires_grad and not is_input:
+            return None  # what autograd knows is known of the stand-in, not of the real tensor behind it
         if self.state is CLOSED and stand_in.backing is None:
             raise leaked(stand_in, method)
         if self.state is TRACING:
@@ -84,6 +88,19 @@ class LiveMode(TorchDispatchMode):
         if is_input:
             return stand_in.backing
         return None if self.become_real(stand_in) else stand_in.backing
+
+    def outside(self, what: str) -> None:
+        """An operation came past the trace, while it was open."""
+        if threading.get_ident() == self._thread and self.state is TRACING and not self.strict:
+            self.state = CLOSED
+            raise Restart(f"{what} below the trace (a class of tensors)")
+        with self._gate:
+            if self.state is TRACING:
+                self.watcher.pause()
+                try:
+                    self.go_live(f"{what} where the trace does not see it, in another thread")
+                finally:
+                    self.watcher.resume()
 
     def real(self, value: Any) -> Any:
         """The value, if it is a stand-in and the trace is live as a real tensor."""
@@ -172,17 +189,24 @@ class LiveMode(TorchDispatchMode):
 
         `inside`: the function still runs, and PyTorch's frames further out may look at the old implementation: it is kept.
         """
-        real = stand_in.backing
-        if real is None or stand_in.requires_grad or stand_in._use_count() > 1:
+        real, leaf = stand_in.backing, False
+        if real is None or stand_in._use_count() > 1:
             return False
+        if stand_in.requires_grad:  # only what is a leaf, and that nothing was made of yet, can be exchanged
+            if inside or has_history(stand_in) or stand_in.grad is not None or self._is_argument(stand_in):
+                return False
+            leaf = True
         with _unrecorded():
             partner = real if sys.getrefcount(real) <= 3 else real.detach()  # someone else holds the real one: it stays what it is
             torch._C._swap_tensor_impl(stand_in, partner)
+        kind = torch.nn.Parameter if "_is_param" in stand_in.__dict__ else torch.Tensor
         stand_in.__dict__.clear()
-        object.__dict__["__class__"].__set__(stand_in, torch.Tensor)
+        object.__dict__["__class__"].__set__(stand_in, kind)
+        stand_in.requires_grad_(leaf)
         if inside:
             self.kept.append(partner)
         return True
+
 
 _warned: dict[Any, Any] = {}
 

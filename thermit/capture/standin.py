@@ -26,6 +26,7 @@ class Owner(Protocol):
     def constant(self, stand_in: StandIn) -> torch.Tensor | None: ...
     def real(self, value: Any) -> Any: ...
     def touched(self, stand_in: StandIn) -> None: ...
+    def outside(self, what: str) -> None: ...
     def forward(self, func: Any, args: Any, kwargs: Any) -> Any: ...
     @property
     def is_live(self) -> bool: ...
@@ -70,8 +71,9 @@ class StandIn(torch.Tensor, metaclass=_LikeTensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Only reached outside the trace: the stand-in leaked."""
-        stand_in = next(a for a in _leaves((*args, *(kwargs or {}).values())) if isinstance(a, StandIn))
+        """Only reached outside the trace (the stand-in leaked), from another thread, and where PyTorch dispatches below the trace."""
+        stand_in = next(a for a in _leaves((*args, *(kwargs or {}).values())) if is_stand_in(a))
+        stand_in.owner.outside(str(func))
         if stand_in.backing is not None:
             return stand_in.owner.forward(func, args, kwargs or {})
         raise leaked(stand_in, str(func))
@@ -95,6 +97,14 @@ StandIn.__module__ = "torch"
 def is_stand_in(value: Any) -> bool:
     """Whether it is a stand-in (isinstance asks `__class__`, which says torch.Tensor)."""
     return type(value) is StandIn
+
+
+def has_history(stand_in: StandIn) -> bool:
+    """Whether autograd has recorded how it was made, or refuses to say (a view made under no_grad whose base was written)."""
+    try:
+        return stand_in.grad_fn is not None
+    except RuntimeError:
+        return True
 
 
 def _leaves(values: Any) -> Any:
@@ -126,7 +136,7 @@ TOUCHES = (
     "share_memory_", "is_shared", "pin_memory", "is_pinned", "set_", "resize_", "resize_as_", "t_", "transpose_", "squeeze_", "unsqueeze_",
     "swapaxes_", "swapdims_", "as_strided_", "rename_", "rename", "register_hook", "register_post_accumulate_grad_hook", "__setstate__",
     "record_stream", "to_sparse", "to_mkldnn", "backward", "is_set_to", "apply_", "map_", "map2_", "storage_type",
-    "retain_grad", "requires_grad_", "_backward_hooks", "align_to", "refine_names",
+    "retain_grad", "requires_grad_", "_backward_hooks", "as_subclass", "align_to", "refine_names",
 )  # fmt: skip
 
 

@@ -72,6 +72,11 @@ class Substitution:
         self._originals.clear()
         self._copies.clear()
 
+    def given_back(self, value: Any) -> Any:
+        """The function's result with the caller's own containers in place of their copies."""
+        own = {id(copied): container for container, copied in self.copies}
+        return _owned(value, own, set()) if own else value
+
     def _counts(self) -> list[int]:
         return [sys.getrefcount(copied) for _, copied, _ in self._copies.values()]
 
@@ -114,6 +119,21 @@ class Substitution:
             children, context = node.flatten_fn(value)
             return node.unflatten_fn([self._replace(c) for c in children], context)
         return value
+
+
+def _owned(value: Any, own: Mapping[int, Any], seen: set[int]) -> Any:
+    if id(value) in own:
+        return own[id(value)]
+    if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        parts = [_owned(v, own, seen) for v in value]
+        return value if all(map(operator.is_, parts, value)) else tuple.__new__(type(value), parts)
+    if type(value) in (list, dict) and id(value) not in seen:
+        seen.add(id(value))
+        for key, part in list(enumerate(value) if type(value) is list else value.items()):
+            owned = _owned(part, own, seen)
+            if owned is not part:
+                value[key] = owned
+    return value
 
 
 def _flat(container: Any) -> list[Any]:

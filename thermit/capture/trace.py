@@ -22,7 +22,7 @@ from thermit.aten.table import TABLE
 from thermit.capture.recorder import Recorder
 from thermit.capture.recording import CLOSED, LIVE, TRACING, GoLive, Input, Line, Restart, Watcher
 from thermit.capture.signature import Source
-from thermit.capture.standin import StandIn, is_stand_in
+from thermit.capture.standin import StandIn, has_history, is_stand_in
 from thermit.capture.storage import Cell, Geometry, is_dense, overlaps_itself, window, write
 from thermit.capture.structure import Template
 from thermit.capture.values import NotStatic
@@ -60,7 +60,7 @@ Templates = Callable[[Any], tuple[Template, list[Any], bool]]
 Refusal = Callable[[], str | None]
 
 
-_NO_DATA = "data is not allocated yet"
+_BELOW = ("data is not allocated yet", "already associated to a python object")
 
 
 def active() -> Recorder | None:
@@ -97,9 +97,9 @@ def trace(
         recorder.state = CLOSED
         raise
     except RuntimeError as error:
-        if recorder.state is TRACING and _NO_DATA in str(error):  # native code of PyTorch looked for elements without dispatching
+        if recorder.state is TRACING and any(text in str(error) for text in _BELOW):  # native code of PyTorch wanted a real tensor
             recorder.state = CLOSED
-            raise Restart("an operator reads values") from None
+            raise Restart("an operator reads values, or makes a tensor of another class") from None
         _finish_failed(recorder)
         raise
     except BaseException:
@@ -180,8 +180,10 @@ def _captured(recorder: Recorder, value: Any, template: Templates) -> Trace:
     made: list[StandIn] = []
     for leaf in leaves:
         stand_in = leaf if is_stand_in(leaf) else recorder.adopt(leaf)
-        if stand_in.grad_fn is not None or (stand_in.requires_grad and not _is_input(recorder, stand_in)):
+        if has_history(stand_in) or (stand_in.requires_grad and not _is_input(recorder, stand_in)):
             raise GoLive("the result requires grad")
+        if "_is_param" in stand_in.__dict__ and not _is_input(recorder, stand_in):
+            raise GoLive("the result is a parameter or a buffer")
         made.append(stand_in)
     _leak_check(recorder, value, leaves)
     written = [(i, slot.stand_in.cell) for i, slot in enumerate(record.inputs) if slot.source is not None and slot.stand_in.cell.writes]
@@ -245,6 +247,8 @@ def _results(recorder: Recorder, made: Sequence[StandIn]) -> tuple[tuple[Output,
         cell, seen = stand_in.cell, stand_in.geometry
         if id(stand_in) in inputs:
             returns.append(Return("input", inputs[id(stand_in)]))
+        elif _type_of(cell) is not stand_in.element:
+            raise GoLive("a result is the bits of another type")
         elif cell.origin >= 0:
             returns.append(Return("input", cell.origin, Window(*seen)))
         else:
@@ -253,10 +257,8 @@ def _results(recorder: Recorder, made: Sequence[StandIn]) -> tuple[tuple[Output,
                 numbers[cell] = len(outputs), lies
                 outputs.append(output)
             number, lies = numbers[cell]
-            same = seen == lies and _type_of(cell) is stand_in.element
-            if _type_of(cell) is not stand_in.element:
-                raise GoLive("a result is the bits of another type")
-            returns.append(Return("output", number, None if same else Window(*seen)))
+            whole = Return("output", number)  # one object; others that look the same are views of it
+            returns.append(whole if seen == lies and whole not in returns else Return("output", number, Window(*seen)))
     return tuple(outputs), tuple(returns)
 
 

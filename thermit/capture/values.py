@@ -8,7 +8,9 @@ ints and bools are told apart, dicts and sets keep their order, objects of class
 
 from __future__ import annotations
 
+import array
 import collections
+import ctypes
 import dataclasses
 import datetime
 import decimal
@@ -16,6 +18,7 @@ import enum
 import fractions
 import functools
 import io
+import mmap
 import pathlib
 import random
 import re
@@ -366,7 +369,8 @@ _IDENTITIES = frozenset(
         MemberDescriptorType, GetSetDescriptorType, MappingProxyType, _TUPLE_FIELD,
     )
 )  # fmt: skip
-_FOREIGN = (np.ndarray, bytearray, memoryview, io.IOBase, Iterator, random.Random)
+_C_DATA: Any = ctypes.c_int.__mro__[-2]  # the base of all structures and arrays of ctypes
+_FOREIGN = (np.ndarray, bytearray, memoryview, array.array, mmap.mmap, _C_DATA, io.IOBase, Iterator, random.Random)
 
 
 def _is_python_class(kind: type) -> bool:

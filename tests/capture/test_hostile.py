@@ -1,0 +1,135 @@
+"""What a hostile but fair user does: each once gave a wrong result, a stale one, or an exception that eager does not raise."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import thermit
+
+
+def thrice(function, make):
+    """Results of three calls (captured, then installed) beside eager's."""
+    jitted = thermit.jit(function)
+    for _ in range(3):
+        torch.manual_seed(7)
+        expected = function(*make())
+        state = torch.get_rng_state()
+        torch.manual_seed(7)
+        yield jitted(*make()), expected
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def ones():
+    return (torch.arange(3.0),)
+
+
+@pytest.mark.filterwarnings("ignore::thermit.capture.recording.ThermitWarning")
+class TestHostile:
+    def test_a_changed_container_given_back_is_the_callers_own(self):
+        def change(held, x):
+            held["z"] = x * 2
+            return held
+
+        for wrap in (lambda d: d, lambda d: (d,), lambda d: [d], lambda d: {"q": (1, d)}):
+            jitted = thermit.jit(lambda held, x, wrap=wrap: wrap(change(held, x)))
+            for _ in range(3):
+                mine = {"a": torch.ones(3)}
+                result = jitted(mine, torch.ones(3))
+                while result is not mine:
+                    result = result["q"][1] if type(result) is dict else result[0]
+                assert torch.equal(mine["z"], torch.full((3,), 2.0))
+
+    @pytest.mark.parametrize("draw", ["state", "fork"])
+    def test_the_generators_state_read_inside(self, draw):
+        def state(x):
+            first, kept, second = torch.rand(3), torch.get_rng_state(), torch.rand(3)
+            torch.set_rng_state(kept)
+            return first, second, x + torch.rand(3)
+
+        def fork(x):
+            with torch.random.fork_rng():
+                first = torch.rand(3)
+            return first, x + torch.rand(3)
+
+        for result, expected in thrice(state if draw == "state" else fork, ones):
+            assert all(map(torch.equal, result, expected))
+
+    def test_random_functions_still_compile(self):
+        thermit.jit(lambda x: torch.rand(3) + torch.nn.functional.dropout(x), strict=True)(torch.ones(3))
+
+    @pytest.mark.parametrize(("dtype", "to"), [(torch.int8, torch.uint8), (torch.bool, torch.uint8), (torch.float32, torch.int32)])
+    def test_bits_of_an_argument_as_another_type(self, dtype, to):
+        for result, expected in thrice(lambda x: x.view(to), lambda: (torch.ones(4).to(dtype),)):
+            assert result.dtype is to
+            assert torch.equal(result, expected)
+
+    def test_a_leaf_made_inside_is_a_tensor(self):
+        for result, _ in thrice(lambda x: (x * 2).requires_grad_(), ones):
+            assert type(result) is torch.Tensor
+            (result * 3).sum().backward()
+            assert torch.equal(result.grad, torch.full((3,), 3.0))
+
+    def test_backward_of_what_was_made_inside(self):
+        def leaf_and_loss(x):
+            leaf = (x * 2).requires_grad_()
+            return leaf, (leaf * leaf).sum()
+
+        for (leaf, loss), _ in thrice(leaf_and_loss, ones):
+            loss.backward()
+            assert torch.equal(leaf.grad, 4 * torch.arange(3.0))
+
+    def test_a_view_under_no_grad_whose_base_is_written(self):
+        jitted = thermit.jit(lambda a: (a.view(-1), a.mul_(2)))
+        with torch.no_grad():
+            for _ in range(2):
+                assert torch.equal(jitted(torch.ones(3).requires_grad_())[0].detach(), torch.full((3,), 2.0))
+
+    def test_classes_of_tensors_made_inside(self):
+        class Mine(torch.Tensor):
+            pass
+
+        made = (
+            lambda x: (x * 2).as_subclass(Mine), lambda x: Mine(x * 2), lambda x: torch.Tensor._make_subclass(Mine, x * 2),
+            lambda x: torch.nn.Parameter(x * 2), lambda x: torch.nn.Parameter(x * 2, requires_grad=False),
+        )  # fmt: skip
+        for make in made:
+            for result, expected in thrice(make, ones):
+                assert type(result) is type(expected)
+                assert torch.equal(result, expected)
+                assert result.requires_grad == expected.requires_grad
+
+    def test_operations_of_other_threads(self):
+        with ThreadPoolExecutor(3) as pool:
+            for result, expected in thrice(lambda x: list(pool.map(lambda t: t * 2 + x, [x, x + 1, x * 2])), ones):
+                assert all(map(torch.equal, result, expected))
+
+    def test_memory_of_c_is_not_stale(self):
+        class Pair(ctypes.Structure):
+            _fields_ = (("v", ctypes.c_double),)
+
+        values, floats, pair = array.array("d", [1.0]), (ctypes.c_float * 2)(), Pair()
+        for function in (lambda x: x * values[0], lambda x: x * floats[0], lambda x: x * pair.v):
+            jitted = thermit.jit(function)
+            for k in range(4):
+                values[0] = floats[0] = pair.v = float(k)
+                assert torch.equal(jitted(torch.ones(2)), torch.full((2,), float(k)))
+
+    def test_batch_norm_of_dtypes_that_eager_refuses(self):
+        def norm(x, w):
+            return torch.nn.functional.batch_norm(x, w, w, w, w)
+
+        jitted = thermit.jit(norm)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="mixed dtype"):
+                jitted(torch.ones(4, 3), torch.ones(3, dtype=torch.float64))
+
+    def test_torch_compile_around_it(self):
+        inner = thermit.jit(lambda x: x * 2)
+        outer = torch.compile(lambda x: inner(x + 1) - 1, backend="eager")
+        for n in (2, 2, 3):
+            assert torch.equal(outer(torch.ones(n)), torch.full((n,), 3.0))
