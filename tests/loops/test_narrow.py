@@ -61,6 +61,16 @@ def test_count_beside_a_sum_and_read_afterwards() -> None:
     np.testing.assert_allclose(mean, (a * m).sum(1) / m.sum(1), rtol=1e-5)
 
 
+def test_mean_of_flags() -> None:
+    (flag,) = inputs_of(((40, 777), BOOL))
+    graph = graph_of((flag,), (b.reduce(p.SUM, b.cast(flag, FLOAT32), (1,)),))
+    (kernel,) = (k for k in fuse(graph).steps if isinstance(k, Kernel))
+    assert "uint16(" in program_text(narrowed(lower(kernel)))
+    m = np.random.default_rng(0).random((40, 777)) > 0.5
+    (got,), _ = schedules.run(graph, [m], lambda program: tile(program, host_target()), natively.execute)
+    np.testing.assert_array_equal(got, m.sum(1).astype(np.float32))
+
+
 def test_other_sums_stay_wide() -> None:
     x, flag = inputs_of(((9, 100), INT64), ((9, 100), BOOL))
     picked = b.where(flag, x, b.const(0, INT64, x.shape))

@@ -1,7 +1,7 @@
 """Counts in narrow integers.
 
-What comes in: a program of serial loops.  What goes out: the same program, in which a count of at most 65535 flags is kept in 16
-bits (four times the lanes of int64) and widened once, behind its loop.
+What comes in: a program of serial loops.  What goes out: the same program, in which a count of at most 65535 flags (also one in
+floats, for a mean) is kept in 16 bits, four times the lanes of int64, and widened once, behind its loop.
 
     acc: int64 = 0;  for k < 1000: acc add= int64(flag[k])       ->   n: uint16 = 0;  for k < 1000: n add= uint16(flag[k])
     out = acc                                                          out = int64(n)
@@ -38,10 +38,10 @@ def _narrowed(s: Stmt, wide: dict[Node, Node]) -> Stmt:
 
 
 def _counts_flags(a: Acc, loop: For) -> bool:
-    """Whether this is a sum of flags as wide integers that starts at zero and cannot leave 16 bits."""
+    """Whether this is a sum of flags as wide numbers that starts at zero and cannot leave 16 bits."""
     few = isinstance(loop.extent, int) and loop.extent <= MOST
     flags = a.value.prim is p.CAST and a.value.args[0].dtype is BOOL
-    wide = a.local.dtype.is_integer and a.local.dtype.bits > NARROW.bits
+    wide = a.local.dtype.bits > NARROW.bits  # float32 holds every such count, so its order does not matter
     return few and flags and wide and a.combine is p.ADD and a.init.prim is p.CONST and a.init.attrs.value == 0
 
 
