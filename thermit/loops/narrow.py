@@ -41,7 +41,8 @@ def _counts_flags(a: Acc, loop: For) -> bool:
     """Whether this is a sum of flags as wide numbers that starts at zero and cannot leave 16 bits."""
     few = isinstance(loop.extent, int) and loop.extent <= MOST
     flags = a.value.prim is p.CAST and a.value.args[0].dtype is BOOL
-    wide = a.local.dtype.bits > NARROW.bits  # float32 holds every such count, so its order does not matter
+    real = a.local.dtype.is_integer or a.local.dtype.is_float  # float32 holds every such count: its order does not matter
+    wide = real and a.local.dtype.bits > NARROW.bits
     return few and flags and wide and a.combine is p.ADD and a.init.prim is p.CONST and a.init.attrs.value == 0
 
 
