@@ -98,6 +98,80 @@ def test_results_that_lie_as_their_model(op):
         assert got.geometry.strides == op(*args).stride(), (x.shape, x.stride())
 
 
+def _rows_of_ones(t):
+    return t(31, 1).as_strided((31, 1), (1, 31))
+
+
+MATRICES = {
+    "contiguous": lambda t: t(4, 6),
+    "transposed": lambda t: t(6, 4).t(),
+    "stepped": lambda t: t(4, 12)[:, ::2],
+    "stepped, transposed": lambda t: t(12, 4)[::2].t(),
+    "expanded": lambda t: t(1, 6).expand(4, 6),
+    "expanded, transposed": lambda t: t(6, 1).t()[:1].expand(4, 6),
+    "column": _rows_of_ones,
+    "strides of one": lambda t: t(1, 6).as_strided((1, 6), (1, 1)),
+}
+BATCHES = {
+    **IMAGES,
+    "reversed": lambda t: t(5, 4, 3, 2).permute(3, 2, 1, 0),
+    "one channel": lambda t: t(2, 1, 4, 5).to(memory_format=torch.channels_last),
+    "one column": lambda t: t(1, 5, 4, 3).permute(3, 2, 1, 0)[..., :1],
+}
+del BATCHES["channels"]
+
+
+def _on_matrices(op, *rest, tensors=1, **kwargs):
+    return [(op, [make] * tensors, rest, kwargs) for make in MATRICES.values()]
+
+
+def _on_pairs(op, *rest):
+    return [(op, [first, second], rest, {}) for first in list(MATRICES.values())[:4] for second in list(MATRICES.values())[:4]]
+
+
+def _on_batches(op, *rest):
+    return [(op, [make], rest, {}) for make in BATCHES.values()]
+
+
+OF_THEIR_OWN = [
+    *_on_matrices(aten.log_sigmoid_forward.default),
+    *_on_matrices(aten.index_fill.int_Scalar, 0, torch.tensor([0]), 1),
+    *_on_matrices(aten.nan_to_num.default),
+    *_on_matrices(aten.hardtanh.default),
+    *_on_matrices(aten.deg2rad.default),
+    *_on_matrices(aten.pow.Scalar, 2),
+    *_on_matrices(aten.remainder.Scalar_Tensor, 2),
+    *_on_matrices(aten.tril.default),
+    *_on_matrices(aten._log_softmax.default, 0, False),
+    *_on_matrices(aten._softmax.default, 0, False),
+    *[(aten.native_layer_norm.default, [make], ([make(lambda *s: torch.ones(s)).shape[1]], None, None, 1e-5), {}) for make in MATRICES.values()],
+    *_on_pairs(aten.floor_divide.default),
+    *_on_pairs(aten.hardswish_backward.default),
+    *_on_pairs(aten.hardtanh_backward.default, -1, 1),
+    *_on_pairs(aten.threshold_backward.default, 0),
+    *_on_pairs(aten.rsub.Tensor),
+    *_on_batches(aten._log_softmax.default, 1, False),
+    *_on_batches(aten._native_batch_norm_legit.no_stats, None, None, True, 0.1, 1e-5),
+    *_on_batches(aten.replication_pad2d.default, [1, 1, 1, 1]),
+    *_on_batches(aten.upsample_nearest2d.default, [8, 10]),
+    *_on_batches(aten.channel_shuffle.default, 1),
+]
+
+
+@pytest.mark.parametrize("op", dict.fromkeys(case[0] for case in OF_THEIR_OWN), ids=str)
+def test_kernels_that_lay_out_their_own_way(op):
+    for _, makers, rest, kwargs in (case for case in OF_THEIR_OWN if case[0] is op):
+        tensors = [make(lambda *s: torch.ones(s)) for make in makers]
+        order = [*rest[:1], *tensors, *rest[1:]] if op in (aten.pow.Scalar, aten.remainder.Scalar_Tensor) else [*tensors, *rest]
+        want = op(*order, **kwargs)
+        pointwise = overload_of(op).pointwise
+        got = infer(op, [describe(a) for a in order], kwargs, pointwise=pointwise, device=False)
+        for g, w in zip(got if isinstance(want, tuple) else [got], want if isinstance(want, tuple) else [want], strict=True):
+            if w.numel():
+                seen = [(t.shape, t.stride()) for t in tensors]
+                assert (g.geometry.sizes, g.geometry.strides, g.dtype) == (tuple(w.shape), w.stride(), w.dtype), seen
+
+
 def test_an_error_of_eager_is_raised():
     x = describe(torch.ones(3))
     with pytest.raises(RuntimeError):

@@ -7,10 +7,10 @@ import sys
 import time
 
 import torch
-from tests.fuzz.compare import fault, shrink
-from tests.fuzz.programs import program
 
 import thermit
+from tests.fuzz.compare import fault, shrink
+from tests.fuzz.programs import program
 
 faulthandler.enable()
 torch.set_num_threads(1)
@@ -31,7 +31,7 @@ for seed in range(args.first, args.first + args.programs):
     if how is not None:
         failures += 1
         small = shrink(made, thermit.jit)
-        print(f"--- {family} {seed}: {how}\nshrunk: {fault(small, thermit.jit)}\ninputs {small.inputs}\n{small.source}", flush=True)
+        print(f"--- {family} {seed}: {how}\nshrunk: {fault(small, thermit.jit)}\ninputs {small.inputs} {small.form}\n{small.source}", flush=True)
         if failures >= args.most:
             break
     if seed % 200 == 199:

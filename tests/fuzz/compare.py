@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 
 import torch
+
 from tests.fuzz.programs import Program
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -18,7 +19,10 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
             return False
         a, b = a.nan_to_num(0.0, float("inf"), -float("inf")), b.nan_to_num(0.0, float("inf"), -float("inf"))
     integer = BITS[a.element_size()]
-    return torch.equal(a.contiguous().view(integer) if a.dim() else a.reshape(1).view(integer), b.contiguous().view(integer) if b.dim() else b.reshape(1).view(integer))
+    return torch.equal(
+        a.contiguous().view(integer) if a.dim() else a.reshape(1).view(integer),
+        b.contiguous().view(integer) if b.dim() else b.reshape(1).view(integer),
+    )
 
 
 def differs(got: torch.Tensor, want: torch.Tensor, exact: bool, single: bool = True) -> str | None:
@@ -40,6 +44,11 @@ def aliases(results, arguments) -> list[int]:
     return [seen.setdefault(t.untyped_storage().data_ptr(), i) if t.numel() else -1 for i, t in enumerate([*results, *arguments])]
 
 
+def same_objects(results, arguments) -> list[int]:
+    """For each result the argument that it is, -1 if none."""
+    return [next((k for k, t in enumerate(arguments) if r is t), -1) for r in results]
+
+
 def raised(outcome) -> str:
     return f"{type(outcome).__name__}: {str(outcome)[:300]}" if isinstance(outcome, Exception) else "a result"
 
@@ -49,15 +58,16 @@ def fault(program: Program, jit, draws: int = 2) -> str | None:
     function = program.function()
     compiled = jit(function)
     for draw in range(draws):
+        torch.set_num_threads(2 if program.large and draw == 1 else 1)
         mine, theirs = program.arguments(draw), program.arguments(draw)
         try:
-            want = function(*mine)
+            want = program.call(function, mine)
         except Exception as e:
             want = e
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                got = compiled(*theirs)
+                got = program.call(compiled, theirs)
         except Exception as e:
             got = e
         if isinstance(want, Exception) or isinstance(got, Exception):
@@ -71,6 +81,8 @@ def fault(program: Program, jit, draws: int = 2) -> str | None:
                     return f"draw {draw}, {kind} {i}: {how}"
         if aliases(got, theirs) != aliases(want, mine):
             return f"draw {draw}: aliasing {aliases(got, theirs)} for {aliases(want, mine)}"
+        if same_objects(got, theirs) != same_objects(want, mine):
+            return f"draw {draw}: results that are arguments {same_objects(got, theirs)} for {same_objects(want, mine)}"
     return None
 
 
@@ -92,7 +104,7 @@ def shrink(program: Program, jit) -> Program:
 
 def still_differs(program: Program, jit) -> bool:
     try:
-        program.function()(*program.arguments(0))
+        program.call(program.function(), program.arguments(0))
     except Exception:
         return False
     return fault(program, jit) is not None

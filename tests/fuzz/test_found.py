@@ -4,10 +4,10 @@ An entry is the family (exact: bit for bit; smooth: to a tolerance), the inputs 
 """
 
 import pytest
-from tests.fuzz.compare import fault
-from tests.fuzz.programs import Program
 
 import thermit
+from tests.fuzz.compare import fault
+from tests.fuzz.programs import Program
 
 FOUND = [
     # pad over concat: an index that is sure to be outside

@@ -1,10 +1,10 @@
 """Random programs: jit and eager agree (a sample here; `python -m tests.fuzz --programs 20000` for the long run)."""
 
 import pytest
-from tests.fuzz.compare import fault
-from tests.fuzz.programs import program
 
 import thermit
+from tests.fuzz.compare import fault
+from tests.fuzz.programs import program
 
 
 @pytest.mark.parametrize("block", range(10))

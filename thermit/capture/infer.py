@@ -31,11 +31,14 @@ class Meta(NamedTuple):
 
 
 # Tagged pointwise, but their results do not lie as TensorIterator would lay them.
-_NOT_ITERATED = {aten.clone.default, aten.masked_fill.Scalar, aten.nan_to_num.default, aten.pow.Scalar, aten.frexp.Tensor}
+_NOT_ITERATED = {
+    aten.clone.default, aten.masked_fill.Scalar, aten.nan_to_num.default, aten.pow.Scalar, aten.frexp.Tensor, aten.hardtanh.default,
+    aten.deg2rad.default, aten.rad2deg.default, aten.fill.Tensor, aten.fill.Scalar, aten.zero.default,
+}  # fmt: skip
 # Not tagged pointwise, and yet one iteration over their operands.
-_ITERATED = {aten.floor_divide.default, aten.hardswish_backward.default, aten.hardtanh_backward.default}
+_ITERATED = {aten.floor_divide.default, aten.floor_divide.Scalar, aten.hardswish_backward.default, aten.hardtanh_backward.default}
 # Their kernels name the operands to the iterator in another order than the schema.
-_SWAPPED = {aten.threshold_backward.default}
+_SWAPPED = {aten.threshold_backward.default, aten.rsub.Tensor}
 
 
 # ---------------------------------------------------------------------------------------------- TensorIterator's strides
@@ -185,7 +188,7 @@ def _converted(metas: Sequence[Meta], result: torch.dtype) -> list[Geometry]:
 
 def _numbers(op: OpOverload, args: Sequence[Any]) -> list[Geometry]:
     """The numbers that eager makes operands of (tensors without axes): they decide the strides of axes of size 1."""
-    wrapped = (a.name == "other" or isinstance(a.type, torch.TensorType) for a in op._schema.arguments)
+    wrapped = (a.name in ("self", "other") or isinstance(a.type, torch.TensorType) for a in op._schema.arguments)
     return [Geometry((), (), 0) for w, value in zip(wrapped, args, strict=False) if w and isinstance(value, int | float)]
 
 
@@ -250,6 +253,14 @@ def _suggested(result: Any, args: Sequence[Any], kwargs: dict[str, Any], place: 
     return first if isinstance(result, Meta) else (first, *result[1:])
 
 
+def _normed(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Batch norm asks in turn: is the operand contiguous, is it channels last, what does it suggest."""
+    sizes, strides, _ = args[0].geometry
+    last = not _is_contiguous(sizes, strides) and (_is_channels_last(sizes, strides) or _suggests_channels_last(args[0].geometry))
+    laid = _channels_last_strides(sizes) if last else contiguous_strides(sizes)
+    return (result[0]._replace(geometry=Geometry(sizes, laid, 0)), *result[1:])
+
+
 def _suggested_by_second(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return _suggested(result, args, kwargs, 1)
 
@@ -264,7 +275,7 @@ def _statistics(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 def _batch_norm(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """In evaluation the kernel saves no statistics."""
-    result = _suggested(_statistics(result, args, kwargs), args, kwargs)
+    result = _normed(_statistics(result, args, kwargs), args, kwargs)
     return result if args[5] else _without_statistics(result)
 
 
@@ -274,7 +285,7 @@ def _without_statistics(result: Any) -> Any:
 
 
 def _batch_norm_evaluation(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return _without_statistics(_suggested(result, args, kwargs))
+    return _without_statistics(_normed(result, args, kwargs))
 
 
 def _layer_norm(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -282,7 +293,7 @@ def _layer_norm(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 def _norm_without_running(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return _suggested(_statistics(result, args, kwargs), args, kwargs)
+    return _normed(_statistics(result, args, kwargs), args, kwargs)
 
 
 def _by_columns(*places: int) -> Callable[[Any, Sequence[Any], dict[str, Any]], Any]:
@@ -354,6 +365,14 @@ _CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any], dict[str, Any]], Any]
             aten.nan_to_num.default,
             aten.index_fill.int_Scalar,
             aten.index_fill.int_Tensor,
+            aten.index_put.default,
+            aten.hardtanh.default,
+            aten.log_sigmoid_backward.default,
+            aten.deg2rad.default,
+            aten.rad2deg.default,
+            aten.fill.Tensor,
+            aten.fill.Scalar,
+            aten.zero.default,
         ),
         _like,
     ),
@@ -365,10 +384,27 @@ _CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any], dict[str, Any]], Any]
             aten.pow.Scalar,
             aten.log_sigmoid_forward.default,
             aten.native_layer_norm_backward.default,
+            aten._log_softmax.default,
+            aten._log_softmax_backward_data.default,
+            aten.tril.default,
+            aten.triu.default,
+            aten.diag_embed.default,
         ),
         _contiguous,
     ),
-    **dict.fromkeys((aten._log_softmax.default, aten._log_softmax_backward_data.default), _suggested),
+    **dict.fromkeys(
+        (
+            aten.pixel_shuffle.default,
+            aten.channel_shuffle.default,
+            aten.replication_pad2d.default,
+            aten._upsample_nearest_exact2d.default,
+            aten.upsample_nearest2d.default,
+            aten.upsample_bilinear2d.default,
+            aten.upsample_bicubic2d.default,
+            aten.upsample_trilinear3d.default,
+        ),
+        _suggested,
+    ),
     **dict.fromkeys((aten.native_batch_norm_backward.default, aten.native_group_norm_backward.default), _suggested_by_second),
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit_functional.default: _batch_norm,
