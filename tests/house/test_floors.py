@@ -22,7 +22,7 @@ DATA = {
     "codegen": {"loops.nest"},
     "runtime": {"schedule.plan", "schedule.kernel", "codegen.target", "capture.signature"},
 }
-MODULE_LINES, FUNCTION_LINES, OPTIONS = 620, 60, 12
+MODULE_LINES, FUNCTION_LINES, OPTIONS = 600, 60, 12
 TEXTS = {"fmod_text"}  # functions that are one long text in another language
 FILES = sorted(ROOT.rglob("*.py"))
 

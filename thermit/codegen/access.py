@@ -7,7 +7,7 @@ Invariant: nothing is touched where the mask is false, and there is no branch: a
 
 from __future__ import annotations
 
-from thermit.codegen.spelling import memory_type, vector
+from thermit.codegen.literals import memory_type, vector
 from thermit.codegen.target import Target
 from thermit.codegen.writer import FunctionWriter
 from thermit.ir.types import BOOL, DType

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thermit.codegen.expressions import ExpressionWriter
-from thermit.codegen.spelling import apply, constant, greatest_value, identity, least_value, register_type, scalar_type, vector
+from thermit.codegen.literals import constant, register_type, scalar_type, vector
+from thermit.codegen.spelling import apply, greatest_value, identity, least_value
 from thermit.errors import CompileError
 from thermit.ir import prims as p
 from thermit.ir.node import Node

@@ -8,7 +8,7 @@ instructions and registers: its optimiser, which is most of its time, does not r
     for j < 1003: vector x 8              main loop without a mask + one masked step; or, where elements may be done twice,
         o[j] = x[j] + 1                   one loop whose last step is moved back so that it ends at the end
 
-Invariants: memory is touched only inside its bounds and where guards hold; nothing outside of the module is called.
+Invariants: memory is touched only inside its bounds and where guards hold; nothing outside of the module is called, but by `seldom`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from thermit.codegen import access
 from thermit.codegen.accumulate import Running, across, advanced, find_varying, finished, initial, is_argument, is_idempotent, neutral
 from thermit.codegen.expressions import ExpressionWriter, divides
 from thermit.codegen.lanes import Lanes
-from thermit.codegen.spelling import memory_type, vector
+from thermit.codegen.literals import memory_type, vector
 from thermit.codegen.target import Target
 from thermit.codegen.writer import Value
 from thermit.errors import CompileError

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from thermit.codegen import access
 from thermit.codegen.lanes import Lanes, LaneSteps, contains
-from thermit.codegen.spelling import constant, literal, memory_type, scalar_type, spell, vector
+from thermit.codegen.literals import constant, literal, memory_type, scalar_type, vector
+from thermit.codegen.spelling import spell
 from thermit.codegen.target import Target
 from thermit.codegen.writer import FunctionWriter, Value
 from thermit.errors import CompileError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from thermit.codegen.spelling import vector
+from thermit.codegen.literals import vector
 from thermit.codegen.target import Target
 
 
