@@ -25,7 +25,6 @@ from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
 from thermit.loops.peel import peel
 from thermit.loops.rewrite import replaced, substitute
 
-SCALAR_REGISTER_BITS = 64
 UNROLL_EXTENT = 8  # serial loops of at most so many iterations are written out
 UNROLL_NODES = 160
 HEAVY = 18.0  # instructions of a body that hide latency by themselves: one register a value, no second accumulator (exp: same speed, 1/4 of the code)
@@ -41,7 +40,6 @@ CYCLE_NS = 0.3
 BYTE_NS = 0.08  # of memory that is streamed, on one core
 COSTS = {p.DIV: 5.0, p.SQRT: 6.0, p.REM: 20.0, p.WHERE: 1.0, p.CAST: 1.0, p.MIN: 2.0, p.MAX: 2.0}
 COST_COSTLY = 20.0  # exp, sin, ...: a polynomial and its range reduction
-COST_DOUBLE = 1.0
 
 
 class HasVectorBits(Protocol):
