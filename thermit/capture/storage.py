@@ -170,9 +170,7 @@ def _put(inner: Node, cut: Cut, new: Node) -> Node:
         return new
     low = cut.starts
     interior = tuple(s - 1 if n > 1 else 0 for s, n in zip(cut.steps, cut.after, strict=True))
-    high = tuple(
-        size - a - (n - 1) * (c + 1) - 1 for size, a, n, c in zip(cut.before, low, cut.after, interior, strict=True)
-    )
+    high = tuple(size - a - (n - 1) * (c + 1) - 1 for size, a, n, c in zip(cut.before, low, cut.after, interior, strict=True))
     there = b.pad(b.const(True, BOOL, new.shape), low, high, False, interior)
     return b.where(there, b.pad(new, low, high, 0, interior), inner)
 

@@ -5,6 +5,8 @@
     a long reduction into few elements      ->  parts, stored; then the parts   so that cores share it, and sums stay accurate
 
     sum of float32[1048576]                 ->  %1 = reshape float32[64,16384];  %2 = sum[[1]] %1 (stored);  sum of %2 in float64
+
+Invariant: every output, update and part is a node that a kernel can store.
 """
 
 from __future__ import annotations
