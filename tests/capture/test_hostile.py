@@ -133,3 +133,11 @@ class TestHostile:
         outer = torch.compile(lambda x: inner(x + 1) - 1, backend="eager")
         for n in (2, 2, 3):
             assert torch.equal(outer(torch.ones(n)), torch.full((n,), 3.0))
+
+    def test_results_that_look_the_same_are_views_of_one_another(self):
+        jitted = thermit.jit(lambda x: (lambda y: (y, y.view(2, 2), y.detach(), y))(x * 2))
+        for _ in range(3):
+            whole, view, detached, same = jitted(torch.ones(2, 2))
+            assert whole is same
+            assert len({id(t) for t in (whole, view, detached)}) == 3
+            assert whole.data_ptr() == view.data_ptr() == detached.data_ptr()
