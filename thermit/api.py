@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch.utils._pytree import tree_map
 
-from thermit import config
+from thermit import config, locks
 from thermit.capture.facts import Watcher, watch
 from thermit.capture.known import argument_guards
 from thermit.capture.recorder import Recorder
@@ -62,7 +63,7 @@ class _Disabled(threading.local):
 
 
 _disabled = _Disabled()
-_switch_lock = threading.Lock()
+_switch_lock = locks.lock()
 _switches = 0
 
 
@@ -153,9 +154,9 @@ class State:
     max_variants: int
     on_miss: OnMiss
     never: str = ""
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=locks.lock)
     variants: dict[Any, list[Variant]] = field(default_factory=dict)
-    compiling: set[Any] = field(default_factory=set)
+    compiling: set[Any] = field(default_factory=set)  # (process, key): a child of a fork does not wait for its parent's threads
     compiled: int = 0
     live: int = 0
     keys: list[Any] = field(default_factory=list)
@@ -238,15 +239,16 @@ class JitFunction:
             self._warn_variants(why)
             return function(*call.args, **call.kwargs)
         with state.lock:
-            busy = key in state.compiling
-            state.compiling.add(key)
+            mark = os.getpid(), key
+            busy = mark in state.compiling
+            state.compiling.add(mark)
         if busy:  # another thread compiles it
             return function(*call.args, **call.kwargs)
         try:
             return self._compile(key, flat, call, why)
         finally:
             with state.lock:
-                state.compiling.discard(key)
+                state.compiling.discard(mark)
 
     def _why(self, key: Any, failed: Guard | None) -> str:
         if failed is not None:

@@ -28,6 +28,7 @@ from thermit.capture.structure import Template
 from thermit.capture.values import NotStatic
 from thermit.ir import build as b
 from thermit.ir.node import Graph, Node, Output, Return, Update, Window
+from thermit.locks import lock
 
 assert TABLE and aten.__all__, "importing thermit.aten registers every lowering"
 
@@ -300,7 +301,7 @@ class _Flag:
 
 
 _flag = _Flag()
-_lock = threading.Lock()
+_lock = lock()
 _traces = 0
 _before: Any = False
 
