@@ -201,6 +201,7 @@ def test_the_first_call_does_not_load_what_metas_would():
 def calls_whose_metas_differ():
     yield aten.max_unpool2d.default, (channels_last(1, 2, 1, 3), torch.tensor([0, 2, 4] * 2).reshape(1, 2, 1, 3), [3, 6])
     yield aten.max_unpool2d.default, (torch.randn(1, 2, 1, 3), torch.tensor([0, 2, 4] * 2).reshape(1, 2, 1, 3), [3, 6])
+    yield aten.nonzero_static.default, (torch.eye(3),)
     for shape in ((3, 3), (4, 2), (2, 3, 4), (2, 1, 3, 2), (1, 4), (4, 1), (0, 3)):
         x = torch.randn(shape)
         for full, vectors in itertools.product((False, True), repeat=2):
@@ -224,7 +225,8 @@ def test_strides_of_calls():
         return value if isinstance(value, tuple) and not isinstance(value, Meta) else (value,)
 
     for op, args in calls_whose_metas_differ():
-        got = leaves(infer(op, [describe(a) for a in args], {}, pointwise=False, device=False))
-        for a, b in zip(leaves(op(*args)), got, strict=True):
+        named = {"size": 2} if op is aten.nonzero_static.default else {}
+        got = leaves(infer(op, [describe(a) for a in args], named, pointwise=False, device=False))
+        for a, b in zip(leaves(op(*args, **named)), got, strict=True):
             assert tuple(a.shape) == b.geometry.sizes, (op, args)
             assert a.numel() < 2 or a.stride() == b.geometry.strides, (op, [getattr(x, "shape", x) for x in args], a.stride(), b.geometry.strides)

@@ -179,6 +179,8 @@ def _nll_loss(self: Node, target: Node, weight: Node | None, reduction: int, ign
     expected: Shape = self.shape[:axis] + self.shape[axis + 1 :]
     if target.shape != expected or self.shape[axis] == 0 or not target.dtype.is_integer:
         return NotImplemented
+    if self.dtype.is_half and reduction != NONE:
+        return NotImplemented  # eager adds up in the half type, in partial sums
     picked, safe, counts = _picked(self, target, axis, ignore_index)
     share = b.like(1, picked) if weight is None else b.gather(b.cast(weight, picked.dtype), [safe])
     share = b.where(counts, share, b.like(0, share))

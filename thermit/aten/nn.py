@@ -134,7 +134,10 @@ def layer_norm(input: Node, normalized_shape: Sequence[int], weight: Node | None
         return input, stat, stat
     mean = mean_of(x, axes, keepdim=True)
     scale = inverse_root(variance_about(x, mean, axes), eps)
-    y = b.mul(b.sub(x, spread(mean, x)), spread(scale, x))
+    if input.dtype.is_half:  # as eager's kernel for them
+        y = b.fma(x, spread(scale, x), spread(b.neg(b.mul(mean, scale)), x))
+    else:
+        y = b.mul(b.sub(x, spread(mean, x)), spread(scale, x))
     y = y if weight is None else b.mul(y, b.broadcast_to(b.cast(weight, x.dtype), x.shape))
     y = y if bias is None else b.add(y, b.broadcast_to(b.cast(bias, x.dtype), x.shape))
     return rounded(y, input.dtype), rounded(mean, statistics), rounded(scale, statistics)

@@ -414,6 +414,7 @@ _CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any], dict[str, Any]], Any]
     aten._linalg_svd.default: _by_columns(2),
     aten.linalg_eig.default: _by_columns(1),
     **dict.fromkeys((aten._fft_r2c.default, aten._fft_c2c.default), _transformed),
+    aten.nonzero_static.default: _contiguous,
     aten.max_unpool2d.default: _channels_kept,
 }
 
