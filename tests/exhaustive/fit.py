@@ -46,6 +46,7 @@ def even(f: Function) -> Function:
 LN2_HALF = float(mp.log(2) / 2) * 1.0005
 QUARTER = float(mp.pi / 4) * 1.001
 HALF = float(mp.pi / 2) * 1.001
+ERF_CUT = 1.296875
 
 
 def log_rest(f: mp.mpf) -> mp.mpf:
@@ -66,9 +67,11 @@ def log_erfc(x: mp.mpf) -> mp.mpf:
     return mp.log(mp.erfc(x)) + x * x
 
 
-def erfc_root(k: int) -> tuple[Function, Function]:
-    """(erfc(x)^(1/k) - 1) / x and its weight: what its error is in erf."""
-    return lambda x: (mp.erfc(x) ** (mp.mpf(1) / k) - 1) / x, lambda x: k * mp.erfc(x) ** (1 - mp.mpf(1) / k) * x / mp.erf(x)
+def erf_ratio(t: mp.mpf) -> mp.mpf:
+    """erf(x) / x where t = x^2 - 7/8."""
+    z = t + mp.mpf(7) / 8
+    x = mp.sqrt(z) if z > 0 else mp.mpf(2) ** -40
+    return mp.erf(x) / x
 
 
 def atanh_rest(s: mp.mpf) -> mp.mpf:
@@ -105,6 +108,18 @@ FITS: dict[str, Fit] = {
         5,
         "float32",
     ),
+    "ERF_SINGLE": Fit(
+        "erf(x) / x - 29/32 + t / 4 in t = x^2 - 7/8",
+        lambda t: erf_ratio(t) - mp.mpf(29) / 32 + t / 4,
+        lambda t: 1 / erf_ratio(t),
+        -0.875,
+        ERF_CUT**2 - 0.875,
+        8,
+        "float32",
+    ),
+    "ERFC_ROOT_SINGLE": Fit(
+        "erfc(x)^(1/8)", lambda x: mp.erfc(x) ** 0.125, lambda x: 8 * mp.erfc(x) ** 0.875 / mp.erf(x), ERF_CUT, 3.93, 6, "float32"
+    ),
     "EXPM1_SHORT": Fit("(e^r - 1) / r", lambda r: mp.expm1(r) / r, lambda r: r / mp.expm1(r), -LN2_HALF, LN2_HALF, 6),
     "EXP_SHORT": Fit("e^r", mp.exp, lambda r: mp.exp(-r), -LN2_HALF, LN2_HALF, 6),
     "EXP2_SHORT": Fit("2^r", lambda r: mp.mpf(2) ** r, lambda r: mp.mpf(2) ** -r, -0.5002, 0.5002, 6),
@@ -132,7 +147,6 @@ FITS: dict[str, Fit] = {
     "ERF": Fit("erf(x) / x - 1 in x^2", even(lambda x: mp.erf(x) / x - 1), even(lambda x: x / mp.erf(x)), 0, 0.5626, 10),
     "LOG_ERFC": Fit("ln(e^(x^2) erfc(x)), weighted by erfc / erf", log_erfc, lambda x: mp.erfc(x) / mp.erf(x), 0.75, 5.95, 18),
     "ERFC": Fit("(1 + 13/8 x) e^(x^2) erfc(x) - 1 in (x - 4) / (x + 4)", erfc_ratio, lambda t: mp.mpf(1), -0.7778, 0.7461, 22, exact=8),
-    "ERFC_ROOT_SHORT": Fit("(erfc(x)^(1/8) - 1) / x", *erfc_root(8), 0, 3.93, 8),
 }
 
 

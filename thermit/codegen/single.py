@@ -1,6 +1,6 @@
 """float32 mathematics.
 
-exp, log, sin, cos and sigmoid stay in float32 with compensated sums, so they fill whole vectors.  The others go through float64, where a plain
+exp, log, sin, cos, sigmoid and erf stay in float32 with compensated sums, so they fill whole vectors.  The others go through float64, where a plain
 formula with a short polynomial is right to 2^-28 or better before the one rounding at the end: half the lanes, but no
 compensation, no overflow and no denormals on the way.  Functions named `_wide` take and give float64 of that accuracy.
 """
@@ -57,6 +57,7 @@ PI_LOW = 1.2246467991473532e-16  # pi - math.pi
 PI_PARTS = (3.1415927410125732, -8.742277657347586e-08, -3.4302490200117637e-15)  # pi to 77 bits, each part a float32
 EXP_LEAST, EXP_MOST = -104.0, 89.0  # beyond: 0 and inf in float32
 HUGE = 2.0**40  # where a reduction with two constants of float64 stops being exact
+ERF_CUT = 1.296875  # where erf changes from x times a polynomial to 1 - g^8
 LARGE = 2.0**17  # where the reduction of sin and cos in float32 leaves more than the polynomial covers
 
 
@@ -244,13 +245,19 @@ def hypot(x: Node, y: Node) -> Node:
 
 # ---------------------------------------------------------------------------------------------- erf
 def erf(x: Node) -> Node:
-    """1 - g^8 with g = erfc^(1/8) a polynomial; beyond 3.93 it rounds to 1."""
+    """29/32 x + x (p(t) - t / 4) near 0, t = x^2 - 7/8; 1 - g^8 with g = erfc^(1/8) a polynomial farther out; beyond 3.93 it rounds to 1."""
     size = abs_(x)
-    w = wide(at_most(size, 3.93))
-    root = polynomial(w, (1.0, *c.ERFC_ROOT_SHORT))
-    fourth = mul(mul(root, root), mul(root, root))
-    far = copysign(narrow(fma(neg(fourth), fourth, like(1.0, w))), x)
-    return where(lt(size, 2.0**-14), fma(x, like(2 / math.sqrt(math.pi) - 1, x), x), far)
+    t = fma(x, x, like(-0.875, x))
+    near = fma(x, like(0.90625, x), mul(x, fma(t, like(-0.25, x), polynomial(t, c.ERF_SINGLE))))
+    near = where(lt(size, 2.0**-100), fma(x, like(2 / math.sqrt(math.pi) - 1, x), x), near)  # where the product has few bits
+    u = at_most(size, 3.93)
+    first, slope = like(c.ERFC_ROOT_SINGLE[0], x), polynomial(u, c.ERFC_ROOT_SINGLE[1:])
+    root = fma(u, slope, first)
+    low = fma(u, slope, sub(first, root))  # what rounding took from the root: the eighth power would take it eight times
+    square = fma(root, root, mul(root, add(low, low)))
+    fourth = mul(square, square)
+    far = copysign(fma(neg(fourth), fourth, like(1.0, x)), x)
+    return where(lt(size, ERF_CUT), near, far)
 
 
 def erfc(x: Node) -> Node:
