@@ -141,3 +141,35 @@ class TestHostile:
             assert whole is same
             assert len({id(t) for t in (whole, view, detached)}) == 3
             assert whole.data_ptr() == view.data_ptr() == detached.data_ptr()
+
+    def test_an_exception_leaves_what_eager_leaves(self):
+        def fail(x, write):
+            drawn = torch.rand(3)
+            if write:
+                x.add_(1)
+            raise ValueError(x * 2, x, drawn)
+
+        for write in (False, True):
+            for function in (fail, thermit.jit(fail), thermit.jit(fail, strict=True)):
+                torch.manual_seed(7)
+                x = torch.ones(3)
+                with pytest.raises(ValueError) as caught:
+                    function(x, write)
+                double, same, drawn = caught.value.args
+                assert torch.equal(double, torch.full((3,), 4.0 if write else 2.0))
+                assert same is x
+                after = torch.rand(3)
+                torch.manual_seed(7)
+                assert torch.equal(torch.cat([drawn, after]), torch.cat([torch.rand(3), torch.rand(3)]))
+
+    def test_uninitialised_memory_of_deterministic_algorithms(self):
+        jitted = thermit.jit(lambda x: (torch.empty(3) + x, torch.empty(2, dtype=torch.int16), torch.empty_like(x)))
+        torch.use_deterministic_algorithms(True)
+        try:
+            for _ in range(2):
+                added, whole, like = jitted(torch.ones(3))
+                assert added.isnan().all()
+                assert (whole == 32767).all()
+                assert like.isnan().all()
+        finally:
+            torch.use_deterministic_algorithms(False)

@@ -39,6 +39,15 @@ aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
 
 
+def _uninitialised(dtype: torch.dtype) -> Any:
+    """What stands in memory that nobody has written: eager fills it where deterministic algorithms are asked for."""
+    if not (torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory):  # type: ignore[attr-defined]
+        return 0
+    if dtype.is_floating_point:
+        return float("nan")
+    return True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
 class Recorder(LiveMode):
     """The dispatch mode of one trace."""
 
@@ -228,7 +237,7 @@ class Recorder(LiveMode):
 
     def _lower(self, info: Overload, func: OpOverload, args: Any, kwargs: dict[str, Any], metas: Any) -> tuple[Node | None, ...]:
         """The value of each tensor that the call returns."""
-        row = TABLE.get(func)
+        row = None if func in UNINITIALISED else TABLE.get(func)
         if row is not None:
             try:
                 nodes = self._row(row, args, kwargs, flat_metas(metas))
@@ -243,7 +252,7 @@ class Recorder(LiveMode):
                 return nodes
         elif func in UNINITIALISED:
             (meta,) = flat_metas(metas)
-            return (b.const(0, element_type(meta.dtype), meta.geometry.sizes),)
+            return (b.const(_uninitialised(meta.dtype), element_type(meta.dtype), meta.geometry.sizes),)
         return self._call(info, func, args, kwargs, metas)
 
     def _row(self, row: Lowering, args: Any, kwargs: dict[str, Any], metas: Sequence[Meta | None]) -> tuple[Node | None, ...] | None:

@@ -101,10 +101,10 @@ def trace(
         if recorder.state is TRACING and any(text in str(error) for text in _BELOW):  # native code of PyTorch wanted a real tensor
             recorder.state = CLOSED
             raise Restart("an operator reads values, or makes a tensor of another class") from None
-        _finish_failed(recorder)
+        _finish_failed(recorder, error)
         raise
-    except BaseException:
-        _finish_failed(recorder)
+    except BaseException as error:
+        _finish_failed(recorder, error)
         raise
     if recorder.state is TRACING:
         try:
@@ -119,13 +119,14 @@ def trace(
     return Live(_returned(recorder, value), recorder.reason, recorder.place)
 
 
-def _finish_failed(recorder: Recorder) -> None:
-    """The function raised: what it had written by then is written."""
-    if recorder.state is TRACING and any(i.stand_in.cell.writes for i in recorder.record.inputs):
-        recorder.go_live("the function raised an exception", quiet=True)
-    elif recorder.state is TRACING:
-        recorder.state = CLOSED
-    _make_real(recorder)
+def _finish_failed(recorder: Recorder, error: BaseException) -> None:
+    """The function raised: what it had written and drawn by then is written and drawn, what the exception holds is real."""
+    if recorder.state is TRACING:
+        if isinstance(error, Exception) or any(i.stand_in.cell.writes for i in recorder.record.inputs):
+            recorder.go_live("the function raised an exception", quiet=True)
+        else:
+            recorder.state = CLOSED
+    error.args = _returned(recorder, error.args)
 
 
 # ---------------------------------------------------------------------------------------------- live results
