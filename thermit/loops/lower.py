@@ -109,7 +109,7 @@ def _probe(kernel: Kernel, apart: int | None) -> tuple[Pull, tuple[Node | None, 
         whole = s.node.type.numel == main.node.type.numel
         free = [a for a, v in enumerate(variables) if a == apart or (v is not None and (whole or v in reduced))]
         for named in _named(variables, shape, apart):
-            probe.store(k, s, _placed(s.node.shape, shape, free, named), scope)
+            probe.store(k, s, _placed(probe, s.node.shape, shape, free, named), scope)
     return probe, variables
 
 
@@ -139,11 +139,14 @@ def _variables(expression: Node) -> list[Node]:
     return [node for node in toposort([expression]) if node.prim is p.INDEX]
 
 
-def _placed(shape: Shape, domain: Shape, free: Sequence[int], variables: Sequence[Node | None]) -> Index:
-    """The index of a store in terms of the variables of the domain axes that it runs over."""
+def _placed(pull: Pull, shape: Shape, domain: Shape, free: Sequence[int], variables: Sequence[Node | None]) -> Index:
+    """The index of a store in terms of the variables of the domain axes that it runs over: axis by axis, or as a reshape of them."""
     axes = match(shape, domain, free)
-    assert axes is not None, f"a store of {shape} does not fit the domain {domain}"
-    return tuple(ZERO if a is None else variables[a] or ZERO for a in axes)
+    if axes is not None:
+        return tuple(ZERO if a is None else variables[a] or ZERO for a in axes)
+    over = tuple(domain[a] for a in free)
+    assert product(over) == product(shape), f"a store of {shape} does not fit the domain {domain}"
+    return pull.indices.reshape([variables[a] or ZERO for a in free], over, shape)
 
 
 def _build(pull: Pull) -> LoopProgram:
@@ -181,7 +184,7 @@ def _build(pull: Pull) -> LoopProgram:
         if layout.apart is not None:
             free.add(layout.apart)
         for named in _named(inside, shape, layout.apart):
-            index = _placed(s.node.shape, shape, sorted(free), named)
+            index = _placed(pull, s.node.shape, shape, sorted(free), named)
             if isinstance(pull, StripPull):
                 loops = pull.loops_to_columns(chain[-1], inner, pull.rank_of(s))
             pull.active = [*chain, *loops]

@@ -27,6 +27,7 @@ from thermit.loops.rewrite import replaced, substitute
 
 UNROLL_EXTENT = 8  # serial loops of at most so many iterations are written out
 UNROLL_NODES = 160
+LONG_LOOP = 1 << 15  # iterations from which two registers a value pay for heavy bodies too: a fifth less time (gelu, sin, sigmoid), twice the code
 HEAVY = 18.0  # instructions of a body that hide latency by themselves: one register a value, no second accumulator (exp: same speed, 1/4 of the code)
 ACC_REGISTERS = 8  # for the accumulators of a loop: half of what most processors have
 LONG = 100  # cheap operations of a body, from which on one register a value does not keep the processor busy: its queues see a part of the body
@@ -182,7 +183,8 @@ class Weigher:
                 counts[s.value.dtype.bits] = counts.get(s.value.dtype.bits, 0) + 1
         bits = max(counts, key=lambda k: (counts[k], k), default=32)
         bits = max(bits, max(counts, default=8) // 2)
-        width = (REGISTERS if _node_count(work) < HEAVY or _is_long(work) else 1) * self.vector_bits // bits
+        is_wide = _node_count(work) < HEAVY or _is_long(work) or work.extent >= LONG_LOOP
+        width = (REGISTERS if is_wide else 1) * self.vector_bits // bits
         while width > 2 and width // 2 >= work.extent:
             width //= 2
         return max(width, 2)

@@ -6,7 +6,7 @@ Inline values are computed at every index at which they are read, in the innermo
 
     exp(x)[1:] - exp(x)[:-1]             computes exp twice for each element          (two places)
     a[64, 256] + sin(b)[None, :]         computes sin 64 times for each element of b  (inside of a loop that it does not depend on)
-    four gathers of f(image)             compute f one lane at a time, at four places
+    four gathers of f(image)             compute f one lane at a time, at four places (and write it out four times, which LLVM has to translate)
 
 A place is a value with one key per axis: the variable that runs along it, shifted by slices, pads and parts of a concatenation,
 or what else picks the index.  Equal keys are one computation.  The variables of reductions over axes of the same extent count as
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import contiguous_strides
-from thermit.schedule.cost import AGAIN_GAIN, AGAIN_TRIALS, COST_KERNEL, COST_SCATTERED, COSTLY_AGAIN, cost_of, memory_cost
+from thermit.schedule.cost import AGAIN_GAIN, AGAIN_TRIALS, COST_CODE, COST_KERNEL, COST_SCATTERED, COSTLY_AGAIN, LIMIT_CODE, cost_of, memory_cost
 from thermit.schedule.group import Group, Root
 from thermit.schedule.trace import Labels, Trace, below
 
@@ -193,14 +193,30 @@ class Weighing:
                 total += self.reads(node)
             elif node.prim.kind == "map":
                 total += runs * cost_of(node)
-        return total
+        return total + COST_CODE * max(0, self.code() - LIMIT_CODE)
+
+    def code(self) -> int:
+        """Operations as they are written out: an inline value once for each place."""
+        mine = (n for n in self.places if n.prim.kind == "map" and (n not in self.leaves or n is self.root.node))
+        return sum(cost_of(n) * len(self.places[n]) for n in mine)
 
     def repeated(self) -> set[Node]:
         """Maps that views, gathers and reductions read, and that are computed too often or one lane at a time."""
         roots = (self.root.node,)
         moved = {a for n in self.places if n.prim.kind != "map" and (n not in self.leaves or n in roots) for a in n.args}
         maps = (n for n in moved if n.prim.kind == "map" and n not in self.leaves and n not in roots and n.type.numel > 1)
-        return {n for n in maps if self.runs[n] > 1.25 * n.type.numel or any(place.scattered for place in self.places[n].values())}
+        long = self.code() > LIMIT_CODE
+
+        def is_repeated(n: Node) -> bool:
+            places = self.places[n]
+            return self.runs[n] > 1.25 * n.type.numel or (long and len(places) > 1) or any(place.scattered for place in places.values())
+
+        return {n for n in maps if is_repeated(n)}
+
+    def waste(self, node: Node) -> float:
+        """What computing a map more than once, and writing it out more than once in a long kernel, costs."""
+        written = COST_CODE * (len(self.places[node]) - 1) if self.code() > LIMIT_CODE else 0
+        return (max(0.0, self.runs[node] - node.type.numel) + written) * cost_of(node)
 
     def candidates(self) -> list[tuple[float, Node]]:
         """Values with what storing them saves at most."""
@@ -214,7 +230,7 @@ class Weighing:
                 waste[node] = self.reads(node) if any(place.scattered for place in self.places[node].values()) else 0.0
                 continue
             inside[node] = frozenset((node,)).union(*(inside[a] for a in node.args))
-            waste[node] = max(0.0, self.runs[node] - node.type.numel) * cost_of(node) if node.prim.kind == "map" else 0.0
+            waste[node] = self.waste(node) if node.prim.kind == "map" else 0.0
             if node in again:
                 out.append((sum(waste[n] for n in inside[node]) - self.reads(node) - node.type.numel * memory_cost(node), node))
         return out
