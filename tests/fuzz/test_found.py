@@ -20,6 +20,10 @@ FOUND = [
     # several stores join a kernel as its rows: what the second one reads was lost
     ("smooth", [((4, 3, 5), "float32", "plain"), ((3,), "float32", "plain"), ((3,), "float32", "plain")],
      "v0 = F.batch_norm(x0, x1, x2.abs_(), training=True); v1 = x1 * 2", "v0, v1"),
+    # a row kept by the loop of a reduction that is as deep as the second of the loops over rows: one place was used for all of it
+    ("smooth", [((1, 9, 2, 32), "float64", "plain")], "v0 = F.layer_norm(x0, (32,)); v1 = F.batch_norm(v0, None, None, training=True)", "v1"),
+    ("smooth", [((5, 4, 17), "float64", "plain")],
+     "v0 = F.softmax(x0, -1); v1 = (v0 - v0.mean((1, 2), keepdim=True)).exp(); v2 = v1 / v1.sum((1, 2), keepdim=True)", "v2"),
 ]  # fmt: skip
 
 

@@ -162,6 +162,7 @@ def _build(pull: Pull) -> LoopProgram:
         chain.append(pull.open(build.index(f"i{k}"), extents[k], k + 1))
         chain[k - 1].items.append((1 << 30, chain[k]))
     pull.outer = len(chain)
+    pull.owned = {scope.variable for scope in chain}
     variables: list[Node | None] = [None] * len(shape)
     for group, scope in zip(layout.order[:outer], chain, strict=False):
         variables[group[-1]] = scope.variable
