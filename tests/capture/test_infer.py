@@ -152,6 +152,8 @@ OF_THEIR_OWN = [
     *_on_pairs(aten.rsub.Tensor),
     *_on_batches(aten._log_softmax.default, 1, False),
     *_on_batches(aten._native_batch_norm_legit.no_stats, None, None, True, 0.1, 1e-5),
+    *_on_matrices(aten.native_group_norm.default, None, None, 31, 1, 1, 1, 1e-5)[6:7],
+    *_on_batches(aten.native_group_norm.default, None, None, 2, 3, 20, 3, 1e-5)[:2],
     *_on_batches(aten.replication_pad2d.default, [1, 1, 1, 1]),
     *_on_batches(aten.upsample_nearest2d.default, [8, 10]),
     *_on_batches(aten.channel_shuffle.default, 1),

@@ -394,6 +394,7 @@ _CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any], dict[str, Any]], Any]
     ),
     **dict.fromkeys(
         (
+            aten.native_group_norm.default,
             aten.pixel_shuffle.default,
             aten.channel_shuffle.default,
             aten.replication_pad2d.default,
