@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from thermit.codegen import circular, double, single
+from thermit.codegen import circular, double, single, single_arcs, single_erf, single_log, single_pow
 from thermit.codegen.target import Target
 from thermit.codegen.unfused import fma_without_instruction
 from thermit.errors import CompileError
@@ -29,11 +29,12 @@ Function = Callable[..., Node]
 MATHEMATICS: dict[DType, dict[Prim, Function]] = {
     FLOAT32: {
         p.EXP: single.exp, p.EXP2: single.exp2, p.EXPM1: single.expm1,
-        p.LOG: single.log, p.LOG2: single.log2, p.LOG10: single.log10, p.LOG1P: single.log1p,
-        p.SIN: single.sin, p.COS: single.cos, p.TAN: single.tan, p.ASIN: single.asin, p.ACOS: single.acos, p.ATAN: single.atan,
-        p.SINH: single.sinh, p.COSH: single.cosh, p.TANH: single.tanh, p.ASINH: single.asinh, p.ACOSH: single.acosh, p.ATANH: single.atanh,
-        p.ERF: single.erf, p.ERFC: single.erfc, p.SIGMOID: single.sigmoid,
-        p.POW: single.pow_, p.ATAN2: single.atan2, p.HYPOT: single.hypot,
+        p.LOG: single_log.log, p.LOG2: single_log.log2, p.LOG10: single_log.log10, p.LOG1P: single_log.log1p,
+        p.SIN: single.sin, p.COS: single.cos, p.TAN: single.tan, p.ASIN: single_arcs.asin, p.ACOS: single_arcs.acos, p.ATAN: single_arcs.atan,
+        p.SINH: single.sinh, p.COSH: single.cosh, p.TANH: single.tanh,
+        p.ASINH: single_log.asinh, p.ACOSH: single_log.acosh, p.ATANH: single_log.atanh,
+        p.ERF: single_erf.erf, p.ERFC: single_erf.erfc, p.SIGMOID: single.sigmoid,
+        p.POW: single_pow.pow_, p.ATAN2: single_arcs.atan2, p.HYPOT: single_pow.hypot,
     },
     FLOAT64: {
         p.EXP: double.exp, p.EXP2: double.exp2, p.EXPM1: double.expm1,

@@ -11,7 +11,6 @@ import math
 
 from thermit.codegen import coefficients as c
 from thermit.codegen.arithmetic import (
-    Pair,
     at_least,
     at_most,
     bits,
@@ -22,9 +21,7 @@ from thermit.codegen.arithmetic import (
     polynomial,
     power_of_two,
     round_with,
-    split_exponent,
 )
-from thermit.codegen.ends import log_ends, pow_ends
 from thermit.ir.build import (
     abs_,
     add,
@@ -38,11 +35,8 @@ from thermit.ir.build import (
     like,
     lt,
     mul,
-    ne,
     neg,
-    or_,
     seldom,
-    sqrt,
     sub,
     where,
 )
@@ -51,13 +45,10 @@ from thermit.ir.types import FLOAT32, FLOAT64
 
 LOG2_E = 1 / math.log(2)
 LN2, LN2_REST = 0.6931471824645996, -1.904654299957768e-09  # ln 2 in float32, and the rest
-LN2_HIGH = 0.693145751953125  # 16 bits of ln 2: its products with the exponents of float32 are exact
-LN2_LOW = 1.428606820309417e-06  # ln 2 - LN2_HIGH
 PI_LOW = 1.2246467991473532e-16  # pi - math.pi
 PI_PARTS = (3.1415927410125732, -8.742277657347586e-08, -3.4302490200117637e-15)  # pi to 77 bits, each part a float32
 EXP_LEAST, EXP_MOST = -104.0, 89.0  # beyond: 0 and inf in float32
 HUGE = 2.0**40  # where a reduction with two constants of float64 stops being exact
-ERF_CUT = 1.296875  # where erf changes from x times a polynomial to 1 - g^8
 LARGE = 2.0**17  # where the reduction of sin and cos in float32 leaves more than the polynomial covers
 
 
@@ -145,169 +136,6 @@ def sinh(x: Node) -> Node:
 def cosh(x: Node) -> Node:
     e = exp_wide(wide(at_most(abs_(x), 91.0)))
     return narrow(mul(add(e, div(like(1.0, e), e)), 0.5))
-
-
-# ---------------------------------------------------------------------------------------------- log
-def normal(x: Node) -> Pair:
-    """x as a normal number times 2^shift."""
-    tiny = lt(x, 2.0**-126)
-    return where(tiny, mul(x, 2.0**23), x), where(tiny, like(-23.0, x), like(0.0, x))
-
-
-def log(x: Node) -> Node:
-    """ln x to 0.62 ulp."""
-    scaled, shift = normal(x)
-    n, m = split_exponent(scaled, math.sqrt(0.5))
-    n, f = add(n, shift), sub(m, 1.0)
-    high, low = fast_two_sum(mul(n, LN2_HIGH), f)
-    square = mul(f, f)
-    error = fma(f, f, neg(square))
-    top = fma(square, like(-0.5, x), high)
-    rest = fma(square, like(-0.5, x), sub(high, top))
-    rest = fma(error, like(-0.5, x), add(rest, fma(n, like(LN2_LOW, x), low)))
-    rest = fma(mul(square, f), polynomial(f, c.LOG_SINGLE), rest)
-    return log_ends(x, add(top, rest))
-
-
-def _log_parts(x: Node) -> Pair:
-    """x > 0 in float32: exponent and ln of the mantissa, in float64."""
-    scaled, shift = normal(x)
-    n, m = split_exponent(scaled, 2 / 3)
-    f = wide(sub(m, 1.0))
-    return wide(add(n, shift)), fma(mul(f, f), polynomial(f, c.LOG_SHORT), f)
-
-
-def log2(x: Node) -> Node:
-    n, part = _log_parts(x)
-    return log_ends(x, narrow(fma(part, like(LOG2_E, part), n)))
-
-
-def log10(x: Node) -> Node:
-    n, part = _log_parts(x)
-    return log_ends(x, narrow(fma(n, like(math.log10(2), n), mul(part, 1 / math.log(10)))))
-
-
-def log1p_wide(x: Node) -> Node:
-    """ln(1 + x), -1 < x < 2^1000; small relative error also near 0."""
-    total = add(x, 1.0)
-    n, m = split_exponent(total, 2 / 3)
-    f = sub(m, 1.0)
-    # what adding 1 lost matters only near 0, where n is 0 and f may be replaced by x itself
-    f = where(eq(n, 0.0), x, f)
-    return fma(n, like(math.log(2), n), fma(mul(f, f), polynomial(f, c.LOG_SHORT), f))
-
-
-def log1p(x: Node) -> Node:
-    result = narrow(log1p_wide(wide(x)))
-    result = where(or_(eq(x, math.inf), eq(x, 0.0)), x, result)
-    return where(gt(x, -1.0), result, where(eq(x, -1.0), like(-math.inf, x), like(math.nan, x)))
-
-
-def asinh(x: Node) -> Node:
-    w = wide(abs_(x))
-    square = mul(w, w)
-    result = log1p_wide(add(w, div(square, add(sqrt(add(square, 1.0)), 1.0))))
-    return copysign(where(lt(abs_(x), math.inf), narrow(result), x), x)
-
-
-def acosh(x: Node) -> Node:
-    w = wide(x)
-    t = sub(w, 1.0)
-    result = narrow(log1p_wide(add(t, sqrt(mul(t, add(w, 1.0))))))
-    return where(lt(x, math.inf), where(ge(x, 1.0), result, like(math.nan, x)), x)
-
-
-def atanh(x: Node) -> Node:
-    w = wide(abs_(x))
-    result = narrow(mul(log1p_wide(div(add(w, w), sub(like(1.0, w), w))), 0.5))
-    result = where(lt(abs_(x), 1.0), result, where(eq(abs_(x), 1.0), like(math.inf, x), like(math.nan, x)))
-    return copysign(result, x)
-
-
-# ---------------------------------------------------------------------------------------------- pow
-def pow_(x: Node, y: Node) -> Node:
-    """|x|^y by 2^(y log2 |x|) in float64; signs and ends as C's pow."""
-    size = abs_(x)
-    scaled, shift = normal(size)
-    n, m = split_exponent(scaled, 2 / 3)
-    f = wide(sub(m, 1.0))
-    part = fma(mul(f, f), polynomial(f, c.LOG_MEDIUM), f)
-    exponent = mul(fma(part, like(LOG2_E, part), wide(add(n, shift))), wide(y))
-    return pow_ends(x, y, narrow(exp2_wide(at_least(at_most(exponent, 200.0), -200.0))))
-
-
-def hypot(x: Node, y: Node) -> Node:
-    """sqrt(x^2 + y^2); inf if either is infinite."""
-    a, b = wide(x), wide(y)
-    result = narrow(sqrt(fma(a, a, mul(b, b))))
-    return where(or_(eq(abs_(x), math.inf), eq(abs_(y), math.inf)), like(math.inf, x), result)
-
-
-# ---------------------------------------------------------------------------------------------- erf
-def erf(x: Node) -> Node:
-    """29/32 x + x (p(t) - t / 4) near 0, t = x^2 - 7/8; 1 - g^8 with g = erfc^(1/8) a polynomial farther out; beyond 3.93 it rounds to 1."""
-    size = abs_(x)
-    t = fma(x, x, like(-0.875, x))
-    near = fma(x, like(0.90625, x), mul(x, fma(t, like(-0.25, x), polynomial(t, c.ERF_SINGLE))))
-    near = where(lt(size, 2.0**-100), fma(x, like(2 / math.sqrt(math.pi) - 1, x), x), near)  # where the product has few bits
-    u = at_most(size, 3.93)
-    first, slope = like(c.ERFC_ROOT_SINGLE[0], x), polynomial(u, c.ERFC_ROOT_SINGLE[1:])
-    root = fma(u, slope, first)
-    low = fma(u, slope, sub(first, root))  # what rounding took from the root: the eighth power would take it eight times
-    square = fma(root, root, mul(root, add(low, low)))
-    fourth = mul(square, square)
-    far = copysign(fma(neg(fourth), fourth, like(1.0, x)), x)
-    return where(lt(size, ERF_CUT), near, far)
-
-
-def erfc(x: Node) -> Node:
-    """e^(-x^2) times a polynomial for |x|; 2 minus that below 0."""
-    w = wide(at_most(abs_(x), 10.2))
-    t = div(sub(w, 2.0), add(w, 2.0))
-    part = mul(exp_wide(neg(mul(w, w))), polynomial(t, c.ERFCX_SHORT))
-    return narrow(where(lt(wide(x), 0.0), sub(like(2.0, part), part), part))
-
-
-# ---------------------------------------------------------------------------------------------- arcs
-def atan2(y: Node, x: Node) -> Node:
-    """The angle of the point (x, y)."""
-    a, b = wide(abs_(x)), wide(abs_(y))
-    steep = gt(b, a)
-    q = div(where(steep, a, b), where(steep, b, a))
-    # 0 / 0 is the angle 0, inf / inf 45 degrees
-    q = where(eq(a, b), where(eq(a, 0.0), a, like(1.0, a)), q)
-    angle = mul(q, polynomial(mul(q, q), c.ATAN_SHORT))
-    angle = where(steep, sub(like(math.pi / 2, a), angle), angle)
-    angle = where(lt(copysign(like(1.0, a), wide(x)), 0.0), sub(like(math.pi, a), angle), angle)
-    return where(or_(ne(x, x), ne(y, y)), like(math.nan, x), copysign(narrow(angle), y))
-
-
-def atan(x: Node) -> Node:
-    w = wide(abs_(x))
-    steep = gt(w, 1.0)
-    q = where(steep, div(like(1.0, w), w), w)
-    angle = mul(q, polynomial(mul(q, q), c.ATAN_SHORT))
-    return copysign(narrow(where(steep, sub(like(math.pi / 2, w), angle), angle)), x)
-
-
-def _arc(x: Node) -> tuple[Node, Node, Node]:
-    """|x|, whether it is above 1/2, and asin of it, or (above) half of acos of it."""
-    w = wide(abs_(x))
-    above = gt(w, 0.5)
-    z = where(above, mul(sub(like(1.0, w), w), 0.5), mul(w, w))
-    return w, above, mul(where(above, sqrt(z), w), polynomial(z, c.ASIN_SHORT))
-
-
-def asin(x: Node) -> Node:
-    w, above, arc = _arc(x)
-    return copysign(narrow(where(above, fma(arc, like(-2.0, w), like(math.pi / 2, w)), arc)), x)
-
-
-def acos(x: Node) -> Node:
-    w, above, arc = _arc(x)
-    negative = lt(wide(x), 0.0)
-    arc = where(above, add(arc, arc), sub(like(math.pi / 2, w), arc))  # acos |x|
-    return narrow(where(negative, sub(like(math.pi, w), arc), arc))
 
 
 # ---------------------------------------------------------------------------------------------- sin
