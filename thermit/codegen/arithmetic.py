@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from thermit.ir.build import add, and_, bitcast, const, div, fma, gt, like, lt, mul, ne, neg, or_, shl, shr, sub, where, xor
+from thermit.ir.build import add, and_, bitcast, cast, const, div, fma, gt, like, lt, mul, ne, neg, or_, shl, shr, sub, where, xor
 from thermit.ir.node import Node
 from thermit.ir.types import FLOAT32, FLOAT64, INT32, INT64, UINT32, UINT64, DType
 
@@ -18,6 +18,14 @@ Pair = tuple[Node, Node]
 INTEGER: dict[DType, DType] = {FLOAT32: INT32, FLOAT64: INT64}
 FRACTION_BITS = {FLOAT32: 23, FLOAT64: 52}
 BIAS = {FLOAT32: 127, FLOAT64: 1023}
+
+
+def wide(x: Node) -> Node:
+    return cast(x, FLOAT64)
+
+
+def narrow(x: Node) -> Node:
+    return cast(x, FLOAT32)
 
 
 def polynomial(x: Node, coefficients: Sequence[float]) -> Node:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from thermit.codegen import circular, double, single, single_arcs, single_erf, single_log, single_pow
+from thermit.codegen import circular, double, single_arcs, single_erf, single_log, single_pow
 from thermit.codegen.target import Target
 from thermit.codegen.unfused import fma_without_instruction
 from thermit.errors import CompileError
@@ -28,12 +28,13 @@ Function = Callable[..., Node]
 
 MATHEMATICS: dict[DType, dict[Prim, Function]] = {
     FLOAT32: {
-        p.EXP: single.exp, p.EXP2: single.exp2, p.EXPM1: single.expm1,
+        p.EXP: single_exp.exp, p.EXP2: single_exp.exp2, p.EXPM1: single_exp.expm1,
         p.LOG: single_log.log, p.LOG2: single_log.log2, p.LOG10: single_log.log10, p.LOG1P: single_log.log1p,
-        p.SIN: single.sin, p.COS: single.cos, p.TAN: single.tan, p.ASIN: single_arcs.asin, p.ACOS: single_arcs.acos, p.ATAN: single_arcs.atan,
-        p.SINH: single.sinh, p.COSH: single.cosh, p.TANH: single.tanh,
+        p.SIN: single_circular.sin, p.COS: single_circular.cos, p.TAN: single_circular.tan,
+        p.ASIN: single_arcs.asin, p.ACOS: single_arcs.acos, p.ATAN: single_arcs.atan,
+        p.SINH: single_exp.sinh, p.COSH: single_exp.cosh, p.TANH: single_exp.tanh,
         p.ASINH: single_log.asinh, p.ACOSH: single_log.acosh, p.ATANH: single_log.atanh,
-        p.ERF: single_erf.erf, p.ERFC: single_erf.erfc, p.SIGMOID: single.sigmoid,
+        p.ERF: single_erf.erf, p.ERFC: single_erf.erfc, p.SIGMOID: single_exp.sigmoid,
         p.POW: single_pow.pow_, p.ATAN2: single_arcs.atan2, p.HYPOT: single_pow.hypot,
     },
     FLOAT64: {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from thermit.codegen import coefficients as c
-from thermit.codegen.arithmetic import polynomial
-from thermit.codegen.single import narrow, wide
+from thermit.codegen.arithmetic import narrow, polynomial, wide
 from thermit.ir.build import abs_, add, copysign, div, eq, fma, gt, like, lt, mul, ne, or_, sqrt, sub, where
 from thermit.ir.node import Node
 

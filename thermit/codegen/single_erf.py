@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from thermit.codegen import coefficients as c
-from thermit.codegen.arithmetic import at_most, polynomial
-from thermit.codegen.single import exp_wide, narrow, wide
+from thermit.codegen.arithmetic import at_most, narrow, polynomial, wide
+from thermit.codegen.single_exp import exp_wide
 from thermit.ir.build import abs_, add, copysign, div, fma, like, lt, mul, neg, sub, where
 from thermit.ir.node import Node
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from thermit.codegen import coefficients as c
-from thermit.codegen.arithmetic import Pair, fast_two_sum, polynomial, split_exponent
+from thermit.codegen.arithmetic import Pair, fast_two_sum, narrow, polynomial, split_exponent, wide
 from thermit.codegen.ends import log_ends
-from thermit.codegen.single import narrow, wide
 from thermit.ir.build import abs_, add, copysign, div, eq, fma, ge, gt, like, lt, mul, neg, or_, sqrt, sub, where
 from thermit.ir.node import Node
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from thermit.codegen import coefficients as c
-from thermit.codegen.arithmetic import at_least, at_most, polynomial, split_exponent
+from thermit.codegen.arithmetic import at_least, at_most, narrow, polynomial, split_exponent, wide
 from thermit.codegen.ends import pow_ends
-from thermit.codegen.single import exp2_wide, narrow, wide
+from thermit.codegen.single_exp import exp2_wide
 from thermit.codegen.single_log import LOG2_E, normal
 from thermit.ir.build import abs_, add, eq, fma, like, mul, or_, sqrt, sub, where
 from thermit.ir.node import Node
