@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from thermit.codegen import circular, double, single_arcs, single_erf, single_log, single_pow
+from thermit.codegen import circular, double, single_arcs, single_circular, single_erf, single_exp, single_log, single_pow
 from thermit.codegen.target import Target
 from thermit.codegen.unfused import fma_without_instruction
 from thermit.errors import CompileError
