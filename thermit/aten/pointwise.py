@@ -54,8 +54,8 @@ for _name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "c
 
 @lower(aten.cosh.default)
 def cosh(self: Node) -> Node:
-    """Between 88.72 and 89.42 only the halving keeps float32 from overflow, and the call is eager's: its vector loop overflows there on some processors
-    and its scalar loop does not, so that one row may hold both."""
+    """Between 88.72 and 89.42 only the halving keeps float32 from overflow, and the call is eager's: its vector loop overflows there on some
+    processors and its scalar loop does not, so that one row may hold both."""
     (x,) = operands(self, kind="float")
     if self.dtype is FLOAT32:
         size = b.abs_(x)
