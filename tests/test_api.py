@@ -261,6 +261,18 @@ def test_an_interrupt_leaves_nothing_half_done(monkeypatch):
     assert torch.equal(j(x), torch.full((2,), 3.0)) and compiled(j) == 1
 
 
+@pytest.mark.parametrize("function", [lambda a, x: (a.add_(1), x + 1), lambda a, x: (a.add_(1), (x.sin() * 2).softmax(-1)[0, :3])])
+def test_too_little_memory_is_eagers_error_and_its_writes(function):
+    j, x = thermit.jit(function), torch.ones(1).expand(1 << 24, 1 << 24)
+    for _ in range(3):
+        mine, its = torch.zeros(2), torch.zeros(2)
+        with pytest.raises(RuntimeError) as wanted:
+            function(its, x)
+        with pytest.raises(RuntimeError) as met:
+            j(mine, x)
+        assert str(met.value) == str(wanted.value) and torch.equal(mine, its)
+
+
 def test_threads_call_and_compile():
     functions = [thermit.jit(lambda x, k=k: (x * k).sin() + k, max_variants=100) for k in range(3)]
     wrong = []

@@ -142,6 +142,34 @@ class TestHostile:
             assert len({id(t) for t in (whole, view, detached)}) == 3
             assert whole.data_ptr() == view.data_ptr() == detached.data_ptr()
 
+    @pytest.mark.parametrize("cut", [lambda x: x.detach(), lambda x: x.data, lambda x: x.detach()[0], lambda x: x[0]])
+    def test_autograd_sees_a_result_as_eagers(self, cut):
+        def changed_for_backward(fn):
+            x, w = torch.ones(2, 3), torch.ones(2, 3, requires_grad=True)
+            cut_off, product = fn(x), (x * w).sum()
+            cut_off.mul_(2)
+            try:
+                product.backward()
+            except RuntimeError:
+                return "refused", w.grad
+            return "done", w.grad
+
+        def changed_without_grad(fn):
+            x = torch.ones(2, 3, requires_grad=True)
+            with torch.no_grad():
+                cut_off = fn(x)
+            try:
+                cut_off.mul_(2)
+            except RuntimeError:
+                return "refused", x.detach().clone()
+            return x._version, x.detach().clone(), cut_off._is_view()
+
+        jitted = thermit.jit(cut)
+        for scene in (changed_for_backward, changed_without_grad):
+            for _ in range(3):
+                got, want = scene(jitted), scene(cut)
+                assert all(torch.equal(g, w) if isinstance(w, torch.Tensor) else g == w for g, w in zip(got, want, strict=True))
+
     def test_an_exception_leaves_what_eager_leaves(self):
         def fail(x, write):
             drawn = torch.rand(3)

@@ -243,7 +243,7 @@ def _results(recorder: Recorder, made: Sequence[StandIn]) -> tuple[tuple[Output,
     """Outputs (one for each storage that the trace made) and how each tensor of the result is seen in them."""
     inputs = {id(slot.stand_in): i for i, slot in enumerate(recorder.record.inputs) if slot.source is not None}
     outputs: list[Output] = []
-    numbers: dict[Cell, tuple[int, Geometry]] = {}
+    numbers: dict[Cell, tuple[int, Geometry, StandIn]] = {}
     returns: list[Return] = []
     for stand_in in made:
         cell, seen = stand_in.cell, stand_in.geometry
@@ -252,16 +252,32 @@ def _results(recorder: Recorder, made: Sequence[StandIn]) -> tuple[tuple[Output,
         elif _type_of(cell) is not stand_in.element:
             raise GoLive("a result is the bits of another type")
         elif cell.origin >= 0:
-            returns.append(Return("input", cell.origin, Window(*seen)))
+            origin = inputs.get(id(_root(stand_in)), cell.origin)
+            returns.append(Return("input", origin, Window(*seen), _way(stand_in, recorder.record.inputs[origin].stand_in)))
         else:
             if cell not in numbers:
                 output, lies = _output(cell)
-                numbers[cell] = len(outputs), lies
+                numbers[cell] = len(outputs), lies, stand_in
                 outputs.append(output)
-            number, lies = numbers[cell]
+            number, lies, first = numbers[cell]
             whole = Return("output", number)  # one object; others that look the same are views of it
-            returns.append(whole if seen == lies and whole not in returns else Return("output", number, Window(*seen)))
+            returns.append(whole if seen == lies and whole not in returns else Return("output", number, Window(*seen), _way(stand_in, first)))
     return tuple(outputs), tuple(returns)
+
+
+def _root(stand_in: StandIn) -> torch.Tensor:
+    """What autograd takes it for a view of; itself where it is no view."""
+    base = stand_in._base
+    return stand_in if base is None else base
+
+
+def _way(stand_in: StandIn, of: StandIn) -> str:
+    """How autograd sees two tensors over the same memory: views of the same, or cut apart, with one count of versions or each with its own."""
+    if stand_in.is_inference() or _root(stand_in) is _root(of):
+        return "view"
+    before = of._version
+    torch.autograd.graph.increment_version(stand_in)
+    return "data" if of._version == before else "detach"
 
 
 def _type_of(cell: Cell) -> Any:

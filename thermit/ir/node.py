@@ -118,11 +118,15 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """One tensor of the function's result: input number or output number `index`, seen through `window` (None: the tensor itself)."""
+    """One tensor of the function's result: input number or output number `index`, seen through `window` (None: the tensor itself).
+
+    `way`: a window is a view of the tensor, or, for autograd, of its `detach()` or its `data`.
+    """
 
     source: str  # "input" | "output"
     index: int
     window: Window | None = None
+    way: str = "view"  # | "detach" | "data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,5 +197,5 @@ def graph_text(graph: Graph) -> str:
     lines += [f"effect {names[e]}" for e in graph.effects]
     for r in graph.returns:
         seen = "" if r.window is None else f" sizes {list(r.window.sizes)} strides {list(r.window.strides)} offset {r.window.offset}"
-        lines.append(f"return {r.source} {r.index}{seen}")
+        lines.append(f"return {r.source} {r.index}{seen}{'' if r.way == 'view' else ' ' + r.way}")
     return "\n".join(lines) + "\n"

@@ -26,6 +26,7 @@ from thermit.runtime.guard import GuardTable
 from thermit.runtime.launch import is_native
 from thermit.runtime.library import Runtime, runtime
 from thermit.runtime.program import Program, Stopped
+from thermit.runtime.results import seen
 
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
 Form = Literal["none", "one", "tuple", "list"]
@@ -181,13 +182,13 @@ def _runner(variant: Variant) -> Callable[[list[torch.Tensor]], Any]:
 def _finisher(form: Form | Callable[[list[torch.Tensor]], Any], returns: Sequence[Return]) -> Callable[[list[torch.Tensor]], Any]:
     """A function of the list of tensors that are returned, the windows of `returns` not yet applied, that gives the function's result."""
     last = form if not isinstance(form, str) else _FINISH[form]
-    windows = [(k, r.window) for k, r in enumerate(returns) if r.window is not None]
+    windows = [(k, r) for k, r in enumerate(returns) if r.window is not None]
     if not windows:
         return last
 
     def finish(tensors: list[torch.Tensor]) -> Any:
-        for k, w in windows:
-            tensors[k] = tensors[k].as_strided(w.sizes, w.strides, w.offset)
+        for k, r in windows:
+            tensors[k] = seen(tensors[k], r)
         return last(tensors)
 
     return finish

@@ -21,7 +21,7 @@ from thermit.ir.prims import Slot
 from thermit.runtime.calling import FORMS, MISS, STOPPED, VARIANT_WORDS
 from thermit.runtime.launch import NativePlan, is_native
 from thermit.runtime.library import Runtime, run_with_calls, runtime
-from thermit.runtime.results import Stopped, fitted, flat
+from thermit.runtime.results import Stopped, fitted, flat, seen
 from thermit.schedule.plan import Buffer, Commit, Plan, RunCall, RunCopy, RunKernel
 
 _KERNEL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -126,7 +126,7 @@ class Program:
         if found == STOPPED:
             raise Stopped("a kernel or a call")
         if found == MISS:
-            raise MemoryError("no memory for the results or the temporaries of a program")
+            raise Stopped("no memory for the results or the temporaries")  # eager says so in its own words, or needs less
         result: list[torch.Tensor] = ctypes.cast(found, ctypes.py_object).value
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(result))
         return result
@@ -225,6 +225,4 @@ def _fill(value: Any, operands: list[Any]) -> Any:
 
 def _result(r: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
     tensor = inputs[r.index] if r.source == "input" else outputs[r.index]
-    if r.window is None:
-        return tensor
-    return tensor.as_strided(r.window.sizes, r.window.strides, r.window.offset)
+    return seen(tensor, r)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thermit.ir.node import Return
 from thermit.schedule.plan import Buffer
 
 
@@ -41,6 +42,19 @@ def fitted(buffer: Buffer) -> Callable[..., torch.Tensor]:
         return torch.empty_strided(buffer.sizes, buffer.strides, dtype=dtype).copy_(result)
 
     return fit
+
+
+def seen(tensor: torch.Tensor, r: Return) -> torch.Tensor:
+    """An input or output as the function returns it."""
+    w = r.window
+    if w is None:
+        return tensor
+    if r.way == "view":
+        return tensor.as_strided(w.sizes, w.strides, w.offset)
+    cut = tensor.detach() if r.way == "detach" else tensor.data
+    if (tuple(cut.shape), cut.stride(), cut.storage_offset()) == (w.sizes, w.strides, w.offset):
+        return cut
+    return cut.as_strided(w.sizes, w.strides, w.offset)
 
 
 def without_autocast(op: torch._ops.OpOverload) -> Callable[..., Any]:
