@@ -16,6 +16,7 @@ from thermit.loops.tile import tile
 
 class Bits:
     vector_bits = 256
+    l2_bytes = 1 << 19
 
 
 i, j, k = b.index("i"), b.index("j"), b.index("k")

@@ -26,14 +26,17 @@ F, D = FLOAT32, FLOAT64
 
 class Avx2:
     vector_bits = 256
+    l2_bytes = 1 << 19
 
 
 class Avx512:
     vector_bits = 512
+    l2_bytes = 1 << 19
 
 
 class Sse:
     vector_bits = 128
+    l2_bytes = 1 << 19
 
 
 TARGETS = [None, Sse, Avx2, Avx512]

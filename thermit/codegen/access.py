@@ -16,6 +16,7 @@ from thermit.loops.nest import Memory
 ZEROS_BYTES = 512
 ZEROS = f"@zeros = private unnamed_addr constant [{ZEROS_BYTES} x i8] zeroinitializer, align 64\n"
 SINK = "  %sink = alloca [64 x i8], align 64"
+LINE_BYTES = 64  # of the cache
 _SUFFIX = {"float": "f32", "double": "f64"}
 
 
@@ -33,6 +34,14 @@ def to_memory(w: FunctionWriter, value: str, dtype: DType, lanes: int) -> str:
 
 def address(w: FunctionWriter, memory: Memory, offset: str) -> str:
     return w.op(f"getelementptr inbounds {memory_type(memory.dtype)}, ptr %m.{memory.name}, i64 {offset}")
+
+
+def fetch(w: FunctionWriter, memory: Memory, offset: str, behind_bytes: int) -> None:
+    """Brings the cache line of an element, and of so many bytes behind it, near; never faults."""
+    where = w.op(f"getelementptr {memory_type(memory.dtype)}, ptr %m.{memory.name}, i64 {offset}")
+    if behind_bytes:
+        where = w.op(f"getelementptr i8, ptr {where}, i64 {behind_bytes}")
+    w.line(f"  call void @llvm.prefetch.p0(ptr {where}, i32 0, i32 3, i32 1)")
 
 
 def any_lane(w: FunctionWriter, mask: str, width: int) -> str:

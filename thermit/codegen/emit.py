@@ -27,7 +27,7 @@ from thermit.codegen.writer import Value
 from thermit.errors import CompileError
 from thermit.ir import prims as p
 from thermit.ir.node import Node
-from thermit.loops.nest import Acc, Check, For, LoopProgram, Memory, Stmt, Store, exprs_of
+from thermit.loops.nest import Acc, Check, For, Load, LoopProgram, Memory, Stmt, Store, exprs_of
 
 STREAM = "!99 = !{i32 1}\n"  # of stores that go around the cache
 
@@ -245,7 +245,7 @@ class Kernel(ExpressionWriter):
             rest = self.op(f"srem i64 {stop}, {s.width * copies}")
             bounds = Range("0", self.op(f"sub i64 {stop}, {rest}"), stop, True, True, False)
         running = [[neutral(a, s.width, s, copy * s.width) for copy in range(copies)] for a in s.accs]
-        self._vector_range(s.index, s.width, copies, running, s.body, bounds)
+        self._vector_range(s.index, s.width, copies, running, s.body, bounds, s.ahead)
         self.here()
         for acc, first, parts in zip(s.accs, init, running, strict=True):
             self._bind_result(acc, Value(across(self, acc, first, [finished(self, r, True) for r in parts], s.width), 0, 0))
@@ -262,7 +262,9 @@ class Kernel(ExpressionWriter):
         roots = exprs_of(body) + [n for a in accs for n in (a.value, a.position) if n is not None]
         return all(is_idempotent(a) for a in accs) and not self.writes_of(body) & self.reads_of(roots) and not divides(roots)
 
-    def _vector_range(self, index: Node, width: int, copies: int, running: list[list[Running]], body: tuple[Stmt, ...], bounds: Range) -> None:
+    def _vector_range(
+        self, index: Node, width: int, copies: int, running: list[list[Running]], body: tuple[Stmt, ...], bounds: Range, ahead: Sequence[Load] = ()
+    ) -> None:
         """`running[k]` holds the accumulators of acc k, one for each copy; in the masked steps only the first is used."""
         writes = self.writes_of(body)
         multiple = 1 if bounds.last is not None else width
@@ -276,6 +278,7 @@ class Kernel(ExpressionWriter):
                     base = at if copy == 0 else self.op(f"add nuw nsw i64 {at}, {copy * width}")
                     self.steps.enter(Lanes(index, width, base, self.innermost, None, multiple))
                     self._body(body)
+                    self._fetch(ahead, copy * width, width)
                     states.append([advanced(self, parts[copy], base) for parts in running])
                     self.steps.enter(None)
                 self.forget(writes)
@@ -305,6 +308,17 @@ class Kernel(ExpressionWriter):
             self.forget(writes)
         else:
             self._counted(firsts, start, bounds.stop, width, writes, tail, bounds.is_constant)
+
+    def _fetch(self, ahead: Sequence[Load], first: int, width: int) -> None:
+        """Into the cache, each line once: the lanes of this step are the ones from `first` on of a whole iteration."""
+        for a in ahead:
+            memory = self.memories[a.memory]
+            size = memory.dtype.itemsize
+            if first * size % access.LINE_BYTES == 0:
+                at = self.lane0(a.offset).text
+                self.here()
+                for k in range(0, width * size, access.LINE_BYTES):
+                    access.fetch(self, memory, at, k)
 
     def _tail_mask(self, at: str, stop: str, width: int) -> str:
         """The lanes below stop - at, which is less than 2^31."""

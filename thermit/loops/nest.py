@@ -1,7 +1,7 @@
 """Loop programs: data and text.
 
     program ::=  name(buffers) over `index` in [begin, end):  stmt*         one native function; the outermost loop is the parallel one
-    stmt    ::=  For(index, extent, body, mode, width, accs)                index runs over 0 .. extent-1
+    stmt    ::=  For(index, extent, body, mode, width, accs, ahead)         index runs over 0 .. extent-1
               |  Store(buffer, offset, value, guard)                        where guard (if any) holds
               |  Check(ok)                                                  the program stops (returns 1) unless ok holds
     acc     ::=  Acc(local, combine, init, value, position)                 a value carried by the loop that owns it
@@ -24,6 +24,7 @@ serial loop inside a vector loop is a vector, one accumulation per lane of the o
 and, or (map primitives), or argmax / argmin (reduce primitives: `value` is compared, `position` kept: the first of equals, a nan wins).
 For argmax and argmin `init` is the worst value of the type of `value`, the position starts at 0, and `local` is the position (int64).
 `combine` None: local becomes `value` in each iteration (a scan: value reads local).
+`ahead` of a vector loop: places that are brought into the cache while it runs, for later loops; nothing is read from there.
 `lanes` > 1 asks a vector loop for that many independent accumulators, to hide latency.
 
 Consecutive Stores of one body act at once: their offsets, values and guards are all evaluated (and loads done) before the first
@@ -72,6 +73,14 @@ class Acc:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """A place that will be read: its offset grows with the index of the loop, and may lie outside of the buffer."""
+
+    memory: str
+    offset: Node
+
+
+@dataclass(frozen=True, slots=True)
 class For:
     index: Node
     extent: int | Node
@@ -79,6 +88,7 @@ class For:
     mode: Mode = "serial"
     width: int = 1
     accs: tuple[Acc, ...] = ()
+    ahead: tuple[Load, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +172,7 @@ def program_text(program: LoopProgram) -> str:
                         lines.append(f"{indent}{a.local.attrs.name} = {expr_text(a.init)}")
                     extent = s.extent if isinstance(s.extent, int) else expr_text(s.extent)
                     lines.append(f"{indent}for {s.index.attrs.name} < {extent}:{mode}")
+                    lines.extend(f"{indent}  ahead {a.memory}[{expr_text(a.offset)}]" for a in s.ahead)
                     walk(s.body, indent + "  ")
                     for a in s.accs:
                         name, at = a.local.attrs.name, f" at {expr_text(a.position)}" if a.position is not None else ""

@@ -18,6 +18,7 @@ from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import BOOL, FLOAT32, INT64
+from thermit.loops.ahead import fetched_ahead
 from thermit.loops.blocks import blocked
 from thermit.loops.index import Indices, number
 from thermit.loops.narrow import narrowed
@@ -43,9 +44,13 @@ COSTS = {p.DIV: 5.0, p.SQRT: 6.0, p.REM: 20.0, p.WHERE: 1.0, p.CAST: 1.0, p.MIN:
 COST_COSTLY = 20.0  # exp, sin, ...: a polynomial and its range reduction
 
 
-class HasVectorBits(Protocol):
+class HasSizes(Protocol):
+    """What loops know of a target."""
+
     @property
     def vector_bits(self) -> int: ...
+    @property
+    def l2_bytes(self) -> int: ...
 
 
 def operation_cost(node: Node) -> float:
@@ -324,7 +329,7 @@ def _lengthen(program: LoopProgram) -> LoopProgram:
     return program
 
 
-def tile(program: LoopProgram, target: HasVectorBits) -> LoopProgram:
+def tile(program: LoopProgram, target: HasSizes) -> LoopProgram:
     """The program with vector, unrolled and parallel loops for the target."""
     made = blocked(program, target.vector_bits)
     if made is not None:
@@ -333,7 +338,8 @@ def tile(program: LoopProgram, target: HasVectorBits) -> LoopProgram:
     weigher = Weigher(program, target.vector_bits)
     weigher.best(weigher.top)
     top = _modes(weigher.top, False, {}, weigher.indices)
-    return _lengthen(replace(program, body=top.body, mode="vector" if top.mode == "vector" else "serial", width=top.width))
+    made = _lengthen(replace(program, body=top.body, mode="vector" if top.mode == "vector" else "serial", width=top.width))
+    return fetched_ahead(made, target.l2_bytes)
 
 
 def cost(program: LoopProgram) -> tuple[float, bool]:
