@@ -46,7 +46,7 @@ def even(f: Function) -> Function:
 LN2_HALF = float(mp.log(2) / 2) * 1.0005
 QUARTER = float(mp.pi / 4) * 1.001
 HALF = float(mp.pi / 2) * 1.001
-ERF_CUT = 1.296875
+ERF_CUT = 1.09375
 
 
 def log_rest(f: mp.mpf) -> mp.mpf:
@@ -68,8 +68,8 @@ def log_erfc(x: mp.mpf) -> mp.mpf:
 
 
 def erf_ratio(t: mp.mpf) -> mp.mpf:
-    """erf(x) / x where t = x^2 - 7/8."""
-    z = t + mp.mpf(7) / 8
+    """erf(x) / x where t = x^2 - 1/2."""
+    z = t + mp.mpf(1) / 2
     x = mp.sqrt(z) if z > 0 else mp.mpf(2) ** -40
     return mp.erf(x) / x
 
@@ -109,16 +109,24 @@ FITS: dict[str, Fit] = {
         "float32",
     ),
     "ERF_SINGLE": Fit(
-        "erf(x) / x - 29/32 + t / 4 in t = x^2 - 7/8",
-        lambda t: erf_ratio(t) - mp.mpf(29) / 32 + t / 4,
+        "erf(x) / x - 1 in t = x^2 - 1/2",
+        lambda t: erf_ratio(t) - 1,
         lambda t: 1 / erf_ratio(t),
-        -0.875,
-        ERF_CUT**2 - 0.875,
-        8,
+        -0.5,
+        ERF_CUT**2 - 0.5,
+        6,
         "float32",
+        exact=0,
     ),
     "ERFC_ROOT_SINGLE": Fit(
-        "erfc(x)^(1/8)", lambda x: mp.erfc(x) ** 0.125, lambda x: 8 * mp.erfc(x) ** 0.875 / mp.erf(x), ERF_CUT, 3.93, 6, "float32"
+        "erfc(x)^(1/3) in x - 35/32",
+        lambda v: mp.cbrt(mp.erfc(v + ERF_CUT)),
+        lambda v: 3 * mp.erfc(v + ERF_CUT) ** (mp.mpf(2) / 3) / mp.erf(v + ERF_CUT),
+        0,
+        4 - ERF_CUT,
+        9,
+        "float32",
+        exact=0,
     ),
     "EXPM1_SHORT": Fit("(e^r - 1) / r", lambda r: mp.expm1(r) / r, lambda r: r / mp.expm1(r), -LN2_HALF, LN2_HALF, 6),
     "EXP_SHORT": Fit("e^r", mp.exp, lambda r: mp.exp(-r), -LN2_HALF, LN2_HALF, 6),

@@ -6,10 +6,12 @@ weighted error, each one a value of the format: a coefficient is rounded, then t
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable
 
 import mpmath as mp
+import numpy as np
 
 Function = Callable[[mp.mpf], mp.mpf]
 mp.mp.prec = 260
@@ -94,12 +96,38 @@ def _remez(grid: Grid, value: list[mp.mpf], first: int, degree: int) -> tuple[li
     return best
 
 
+def moved(grid: Grid, rest: list[mp.mpf], rounded: list[float], form: str) -> list[float]:
+    """The coefficients, one, two or three at a time a unit of the last place up or down for as long as that makes the largest error smaller."""
+    units = [float(np.spacing(np.dtype(form).type(abs(c)))) for c in rounded]
+    columns = [np.array([float(mp.mpf(u) * x**k * w) for x, w in zip(grid.x, grid.w, strict=True)]) for k, u in enumerate(units)]
+    error = np.array([float(r * w) for r, w in zip(rest, grid.w, strict=True)])
+    steps = {1: (-1, 1), 2: (-2, -1, 1, 2), 3: (-1, 1)}
+    moves = [
+        list(zip(places, by, strict=True))
+        for size, sizes in steps.items()
+        for places in itertools.combinations(range(len(rounded)), size)
+        for by in itertools.product(sizes, repeat=size)
+    ]
+    by_units = np.zeros(len(rounded))
+    improved = True
+    while improved:
+        improved = False
+        for move in moves:
+            candidate = error - sum(step * columns[k] for k, step in move)
+            if np.abs(candidate).max() < 0.9999 * np.abs(error).max():
+                error, improved = candidate, True
+                for k, step in move:
+                    by_units[k] += step
+    return [float(c + n * u) for c, n, u in zip(rounded, by_units, units, strict=True)]
+
+
 def fit(
     f: Function, weight: Function, low: float, high: float, degree: int, form: str = "float64", exact: int | None = None
 ) -> tuple[list[float], float]:
     """Coefficients (lowest power first) of a polynomial near f, and log2 of the largest of |error * weight|.
 
-    The first `exact` coefficients (all for float32, four for float64) are each rounded before the others are fitted.
+    The first `exact` coefficients (all for float32, four for float64) are each rounded before the others are fitted;
+    0: all are rounded at once and then moved by units of the last place.
     """
     grid = Grid(f, weight, low, high, degree)
     rest = list(grid.f)
@@ -113,5 +141,8 @@ def fit(
             power = len(rounded)
             rest = [r - mp.mpf(value) * x**power for r, x in zip(rest, grid.x, strict=True)]
             rounded.append(value)
+    if steps == 0:
+        rounded = moved(grid, rest, rounded, form)
+        rest = [f - sum(mp.mpf(c) * x**k for k, c in enumerate(rounded)) for f, x in zip(grid.f, grid.x, strict=True)]
     worst = max(abs(r * w) for r, w in zip(rest, grid.w, strict=True))
     return rounded, float(mp.log(worst, 2)) if worst else -999.0

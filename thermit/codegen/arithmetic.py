@@ -36,6 +36,17 @@ def polynomial(x: Node, coefficients: Sequence[float]) -> Node:
     return total
 
 
+def paired(x: Node, coefficients: Sequence[float], square: Node | None = None) -> Node:
+    """c[0] + c[1] x + ... as a polynomial in x^2 whose coefficients are c[0] + c[1] x and so on: half the steps one after another."""
+    square = mul(x, x) if square is None else square
+    total: Node | None = None
+    for k in reversed(range(0, len(coefficients), 2)):
+        pair = polynomial(x, coefficients[k : k + 2])
+        total = pair if total is None else fma(total, square, pair)
+    assert total is not None
+    return total
+
+
 def fast_two_sum(x: Node, y: Node) -> Pair:
     """x + y exactly, where |x| >= |y| (or x is 0)."""
     total = add(x, y)
@@ -108,6 +119,11 @@ def power_of_two(shifted: Node) -> Node:
 def negate_if_odd(x: Node, n: Node) -> Node:
     """x, its sign changed where the integer n is odd."""
     return from_bits(xor(bits(x), shl(n, integer(x.dtype.bits - 1, x))))
+
+
+def with_sign_of(x: Node, y: Node) -> Node:
+    """y >= 0, negated where x is negative: one instruction less than copysign."""
+    return from_bits(or_(bits(y), and_(bits(x), integer(-(1 << (x.dtype.bits - 1)), x))))
 
 
 def is_odd(n: Node) -> Node:
