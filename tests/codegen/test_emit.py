@@ -513,3 +513,25 @@ def test_a_branch_inside_of_an_expression_that_is_hoisted() -> None:
 def test_equal_programs_give_equal_text() -> None:
     program = edge_programs()[1]
     assert emit([program], host_target()) == emit([program], host_target())
+
+
+# ---------------------------------------------------------------------------------------------- constants
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
+def test_many_constants_stand_in_memory(dtype: DType) -> None:
+    def polynomial(terms: int) -> LoopProgram:
+        x = b.load("x", dtype, i)
+        value = x
+        for at in range(terms):
+            value = b.add(b.mul(value, x), b.const(0.25 * at - 0.3, dtype))
+        return map_program([b.mul(value, b.const(-0.3, dtype))], i, [("x", dtype)], 37, 8)
+
+    few, many = polynomial(3), polynomial(12)
+    avx2, avx512 = x86_target("avx2"), x86_target("avx512")
+    assert "@k." not in emit([few], avx2) and "@k." not in emit([many], avx512)
+    assert len(re.findall(r"load <8 x \w+>, ptr @k\.", emit([many], avx2))) == 13
+    x, out = samples(37, dtype), np.zeros(37, dtype.numpy)
+    assert run(many, [x, out]) == 0
+    expected = x
+    for at in range(12):
+        expected = expected * x + dtype.numpy.type(0.25 * at - 0.3)
+    assert np.array_equal(out, expected * dtype.numpy.type(-0.3))

@@ -268,6 +268,7 @@ class Kernel(ExpressionWriter):
         """`running[k]` holds the accumulators of acc k, one for each copy; in the masked steps only the first is used."""
         writes = self.writes_of(body)
         multiple = 1 if bounds.last is not None else width
+        self.place_constants(exprs_of(body) + [parts[0].acc.value for parts in running])
 
         def main(at: str) -> list[list[str]]:
             if bounds.last is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from thermit.codegen import access
 from thermit.codegen.lanes import Lanes, LaneSteps, contains
-from thermit.codegen.literals import constant, literal, memory_type, scalar_type, vector
+from thermit.codegen.literals import constant, literal, memory_type, scalar_type, type_suffix, vector
 from thermit.codegen.spelling import spell
 from thermit.codegen.target import Target
 from thermit.codegen.writer import FunctionWriter, Value
@@ -21,6 +21,9 @@ from thermit.ir.node import Node, toposort
 from thermit.ir.types import FLOAT32, FLOAT64, INT32, INT64
 from thermit.loops.nest import Check, For, LoopProgram, Stmt, Store, exprs_of
 
+_FOLDING = (p.ADD, p.SUB, p.MUL, p.FMA)  # whose constants may stand in memory
+MOST_CONSTANTS = 6  # of a loop that stand in registers: up to here there is no difference
+MOST_COPIES = 8  # of one constant
 _COMPARE = {p.EQ: "eq", p.NE: "ne", p.LT: "slt", p.LE: "sle", p.GT: "sgt", p.GE: "sge"}
 
 
@@ -34,6 +37,8 @@ class ExpressionWriter(FunctionWriter):
         self.steps = LaneSteps()
         self.steps.extents[program.index] = program.extent
         self._has_check = has_check(program.body)
+        self._reads_constants = False
+        self._uses: dict[Node, int] = {}
         self._find_written()
 
     @property
@@ -128,7 +133,30 @@ class ExpressionWriter(FunctionWriter):
                 args = [a if a.lanes else self.spread(n) for a, n in zip(args, node.args, strict=True)]
             depth = max([a.depth for a in args])
             self.go(depth)
-            self.bind(node, Value(spell(self, node, [a.text for a in args], lanes), lanes, depth))
+            texts = [a.text for a in args]
+            if lanes and self._reads_constants and node.prim in _FOLDING:
+                texts = [self._constant_in_memory(n, lanes) if is_tabled(n) else text for n, text in zip(node.args, texts, strict=True)]
+            self.bind(node, Value(spell(self, node, texts, lanes), lanes, depth))
+
+    # ------------------------------------------------------------------ constants
+    def place_constants(self, roots: list[Node]) -> None:
+        """Decides for the vector loop of these expressions where their constants stand: in registers, or in memory, where an instruction
+        reads its operand.  One register each leaves too few for values (LLVM loads them again in front of each use: an instruction more and
+        a register of the processor's file, which is what limits a long body: exp, softmax, a polynomial in three variables a tenth slower)."""
+        self._reads_constants = False
+        if self.target.folds_memory:
+            readers = (n for n in toposort(roots) if n.prim in _FOLDING)
+            self._reads_constants = len({a for n in readers for a in n.args if is_tabled(a)}) > MOST_CONSTANTS
+
+    def _constant_in_memory(self, node: Node, lanes: int) -> str:
+        """Each use has a copy of its own: a load that two instructions share would hold a register between them."""
+        of, text = vector(scalar_type(node.dtype), lanes), literal(node.attrs.value, node.dtype)
+        use = self._uses[node] = (self._uses.get(node, -1) + 1) % MOST_COPIES
+        name = f"k.{type_suffix(node.dtype)}.{text}.{lanes}.{use}"
+        value = constant(node.attrs.value, node.dtype, lanes)
+        # not a constant for LLVM: it would put it into a register again
+        where = self.helper(name, lambda: f"@{name} = private unnamed_addr global {of} {value}, align 64\n")
+        return self.op(f"load {of}, ptr {where}, align 64")
 
     def _make_in_lanes(self, node: Node, lanes: Lanes) -> bool:
         """Values that follow from lane 0 and the step; False where the node is an ordinary one."""
@@ -277,6 +305,11 @@ class ExpressionWriter(FunctionWriter):
             return self.lanes.mask
         text = guard.text if guard.lanes else self.splat(guard.text, "i1", self.lanes.width)
         return text if self.lanes.mask is None else self.op(f"and {vector('i1', self.lanes.width)} {text}, {self.lanes.mask}")
+
+
+def is_tabled(node: Node) -> bool:
+    """Whether a constant is worth a place in memory: zeros are made from nothing, doubling is an addition."""
+    return node.prim is p.CONST and node.dtype in (FLOAT32, FLOAT64) and node.attrs.value not in (0.0, 1.0, -1.0, 2.0)
 
 
 def _ramp_text(type_text: str, step: int, width: int) -> str:

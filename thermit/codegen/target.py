@@ -38,6 +38,11 @@ class Target:
     def is_x86(self) -> bool:
         return self.triple.startswith(("x86_64", "i386", "i686"))
 
+    @property
+    def folds_memory(self) -> bool:
+        """Whether instructions read an operand from memory and registers are few (16): constants then rather stand in memory."""
+        return self.is_x86 and self.vector_bits <= 256
+
 
 def make_target(triple: str, cpu: str, features: dict[str, bool]) -> Target:
     """The Target of a processor with these features; `features` as LLVM names them."""
