@@ -471,6 +471,29 @@ def test_stores_around_the_cache_are_aligned() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- text
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64, INT8], ids=str)
+@pytest.mark.parametrize("n", [512, 513, 519, 520, 1003])
+@pytest.mark.parametrize("width", [8, 16])
+def test_rows_of_any_length_are_stored_around_the_cache(width: int, n: int, dtype: DType) -> None:
+    """Each row starts at another place in a line: its sum counts every element once, and every element is written once."""
+    rows, at = 20, b.add(b.mul(i, c(n)), j)
+    value, total = b.add(b.load("x", dtype, at), b.const(1, dtype)), b.local("t", dtype)
+    body = For(j, n, (Store("o", at, value),), "vector", width, (Acc(total, p.ADD, b.const(0, dtype), b.load("x", dtype, at), lanes=2),))
+    memories = (one("x", dtype, rows * n), Memory("o", dtype, "out", rows * n, stream=True), one("s", dtype, rows, "out"))
+    program = LoopProgram("kernel", memories, i, rows, (body, Store("s", i, total)))
+    text = emit([program], host_target())
+    assert ("!nontemporal" in text) is (width * dtype.itemsize >= host_target().vector_bits // 8)
+    x = np.arange(rows * n) % 5
+    whole_lines = np.full(rows * n * dtype.itemsize + 256, 7, np.uint8)
+    start = -whole_lines.ctypes.data % 64
+    out = whole_lines[start : start + rows * n * dtype.itemsize].view(dtype.numpy)
+    sums = np.zeros(rows, dtype.numpy)
+    assert run(program, [x.astype(dtype.numpy), out, sums]) == 0
+    assert np.array_equal(out, (x + 1).astype(dtype.numpy))
+    assert np.array_equal(sums, x.reshape(rows, n).sum(1).astype(dtype.numpy))
+    assert (whole_lines[:start] == 7).all() and (whole_lines[start + out.nbytes :] == 7).all()
+
+
 @pytest.mark.parametrize("level", ["sse2", "sse4", "avx2", "avx512"])
 def test_nothing_outside_of_the_module_is_called(level: str) -> None:
     """Neither by arithmetic, conversions or masks: LLVM calls libm for what a processor lacks."""

@@ -86,6 +86,11 @@ def contiguous_load(w: FunctionWriter, memory: Memory, offset: str, width: int, 
     return reverse(w, raw, kind, width) if backward else raw
 
 
+def may_stream(target: Target, memory: Memory, width: int) -> bool:
+    """Whether whole vectors go around the cache where they are aligned."""
+    return memory.stream and width * memory.dtype.itemsize >= target.vector_bits // 8
+
+
 def contiguous_store(
     w: FunctionWriter, memory: Memory, offset: str, width: int, mask: str | None, raw: str, backward: bool, whole: bool = False
 ) -> None:
@@ -97,7 +102,7 @@ def contiguous_store(
         mask = reverse(w, mask, "i1", width) if mask is not None else None
     if mask is None:
         hint = ""
-        if whole and not backward and memory.stream and width * align >= w.target.vector_bits // 8:
+        if whole and not backward and may_stream(w.target, memory, width):
             align, hint, w.streams = min(64, width * align), ", !nontemporal !99", True
         w.line(f"  store {vector(kind, width)} {raw}, ptr {address(w, memory, offset)}, align {align}{hint}")
     else:

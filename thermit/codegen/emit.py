@@ -29,6 +29,7 @@ from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.loops.nest import Acc, Check, For, Load, LoopProgram, Memory, Stmt, Store, exprs_of
 
+LEAST_ALIGNED = 4  # full steps of a loop that gets a step of its own for alignment
 STREAM = "!99 = !{i32 1}\n"  # of stores that go around the cache
 
 
@@ -42,7 +43,8 @@ def emit(programs: Sequence[LoopProgram], target: Target) -> str:
 @dataclass(frozen=True, slots=True)
 class Range:
     """What a vector loop runs over: [start, whole) in full steps, [whole, stop) masked; `overlap`: instead [start, stop) in full
-    steps, the last one moved back to `last`.  `is_constant`: the bounds are numbers."""
+    steps, the last one moved back to `last`.  `is_constant`: the bounds are numbers.  `aligned`: an offset
+    that is a multiple of the width at `start`; [0, start) is done before in one masked step."""
 
     start: str
     whole: str
@@ -51,6 +53,7 @@ class Range:
     has_tail: bool
     is_constant: bool
     last: str | None = None
+    aligned: Node | None = None
 
 
 class Kernel(ExpressionWriter):
@@ -59,6 +62,7 @@ class Kernel(ExpressionWriter):
     def __init__(self, target: Target, helpers: dict[str, str], program: LoopProgram) -> None:
         super().__init__(target, helpers, program)
         self._can_stop = False
+        self._aligned: Node | None = None
 
     # ------------------------------------------------------------------ statements
     def _body(self, statements: tuple[Stmt, ...]) -> None:
@@ -111,7 +115,7 @@ class Kernel(ExpressionWriter):
             return lambda: self._write_scalar(memory, offset, value.text, guard)
         value = self.spread(s.value)
         offset = (self.value(s.offset) if step is None else self.lane0(s.offset)).text
-        whole = self.steps.multiple(s.offset) % self.lanes.width == 0
+        whole = s.offset is self._aligned or self.steps.multiple(s.offset) % self.lanes.width == 0
         return lambda: self._write_lanes(memory, offset, step, value, guard, whole)
 
     def _write_scalar(self, memory: Memory, offset: str, value: str, guard: Value | None) -> None:
@@ -238,7 +242,7 @@ class Kernel(ExpressionWriter):
         init = [None if is_argument(a) else self.value(a.init).text for a in s.accs]
         if isinstance(s.extent, int):
             copies = max(1, min(copies, s.extent // s.width))
-            bounds = self._constant_range(s, s.extent, s.width * copies)
+            bounds = self._aligned_range(s, s.extent, s.width * copies) or self._constant_range(s, s.extent, s.width * copies)
         else:
             stop = self.value(s.extent).text
             self.here()
@@ -256,6 +260,26 @@ class Kernel(ExpressionWriter):
             return Range("0", str(extent), str(extent), True, False, True, str(extent - stride))
         return Range("0", str(whole), str(extent), whole > 0, whole < extent, True)
 
+    def _aligned_range(self, s: For, extent: int, stride: int) -> Range | None:
+        """The range of a loop whose stores go around the cache, which they can only where they are aligned; None if it is as it should be."""
+        if extent < LEAST_ALIGNED * stride or divides(exprs_of(s.body)):
+            return None
+        with self.scope():
+            self.steps.enter(Lanes(s.index, s.width, "0", self.innermost, None, s.width))
+            stores = [t for t in s.body if isinstance(t, Store) and t.guard is None and self.steps.step(t.offset) == 1]
+            stores = [t for t in stores if access.may_stream(self.target, self.memories[t.memory], s.width)]
+            starts = all(self.steps.multiple(t.offset) % s.width == 0 for t in stores)
+            first = "" if starts else self.lane0(stores[0].offset).text
+            self.steps.enter(None)
+        if not stores or (starts and extent % stride == 0):
+            return None
+        if starts:
+            return Range("0", str(extent // stride * stride), str(extent), True, True, True)
+        unit = min(s.width, access.LINE_BYTES // self.memories[stores[0].memory].dtype.itemsize)
+        start = self.op(f"and i64 {self.op(f'sub i64 0, {first}')}, {unit - 1}")
+        steps = self.op(f"and i64 {self.op(f'sub i64 {extent}, {start}')}, {-stride}")
+        return Range(start, self.op(f"add i64 {start}, {steps}"), str(extent), True, True, False, aligned=stores[0].offset)
+
     def _may_overlap(self, body: tuple[Stmt, ...], accs: tuple[Acc, ...]) -> bool:
         """Whether elements may be done twice: nothing that is written is read, sums do not count twice, and no offset divides
         (quotients are uniform only in steps that start at multiples of the width)."""
@@ -267,7 +291,8 @@ class Kernel(ExpressionWriter):
     ) -> None:
         """`running[k]` holds the accumulators of acc k, one for each copy; in the masked steps only the first is used."""
         writes = self.writes_of(body)
-        multiple = 1 if bounds.last is not None else width
+        multiple = 1 if bounds.last is not None or bounds.aligned is not None else width
+        self._aligned = bounds.aligned
         self.place_constants(exprs_of(body) + [parts[0].acc.value for parts in running])
 
         def main(at: str) -> list[list[str]]:
@@ -285,30 +310,35 @@ class Kernel(ExpressionWriter):
                 self.forget(writes)
             return [states[copy][k] for k in range(len(running)) for copy in range(copies)]
 
-        if bounds.has_main:
-            flat = [r for parts in running for r in parts]
-            self._counted(flat, bounds.start, bounds.whole, width * copies, writes, main, bounds.is_constant)
-        if not bounds.has_tail:
-            return
-
         firsts = [parts[0] for parts in running]
 
-        def tail(at: str) -> list[list[str]]:
+        def masked(at: str, stop: str) -> list[list[str]]:
             with self.scope(writes):
-                mask = self._tail_mask(at, bounds.stop, width)
+                mask = self._tail_mask(at, stop, width)
                 self.steps.enter(Lanes(index, width, at, self.innermost, mask, multiple))
                 self._body(body)
                 states = [advanced(self, r, at, mask) for r in firsts]
                 self.steps.enter(None)
             return states
 
-        start = bounds.whole if bounds.has_main else bounds.start
-        if bounds.is_constant and int(bounds.stop) - int(start) <= width:
-            for r, state in zip(firsts, tail(start), strict=True):
+        def once(at: str, stop: str) -> None:
+            for r, state in zip(firsts, masked(at, stop), strict=True):
                 r.values = state
             self.forget(writes)
-        else:
-            self._counted(firsts, start, bounds.stop, width, writes, tail, bounds.is_constant)
+
+        if bounds.aligned is not None:
+            once("0", bounds.start)
+        if bounds.has_main:
+            flat = [r for parts in running for r in parts]
+            always = bounds.is_constant or bounds.aligned is not None
+            self._counted(flat, bounds.start, bounds.whole, width * copies, writes, main, always)
+        if bounds.has_tail:
+            start = bounds.whole if bounds.has_main else bounds.start
+            if bounds.is_constant and int(bounds.stop) - int(start) <= width:
+                once(start, bounds.stop)
+            else:
+                self._counted(firsts, start, bounds.stop, width, writes, lambda at: masked(at, bounds.stop), bounds.is_constant)
+        self._aligned = None
 
     def _fetch(self, ahead: Sequence[Load], first: int, width: int) -> None:
         """Into the cache, each line once: the lanes of this step are the ones from `first` on of a whole iteration."""
