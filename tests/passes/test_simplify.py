@@ -9,7 +9,7 @@ import numpy as np
 from thermit.ir import build as b
 from thermit.ir import interp
 from thermit.ir import prims as p
-from thermit.ir.node import Graph, Node, Output, Update
+from thermit.ir.node import Graph, Node, Output, Update, toposort
 from thermit.ir.prims import Call
 from thermit.ir.types import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT32, TensorType
 from thermit.ir.verify import verify
@@ -93,3 +93,15 @@ def test_a_graph_without_anything_to_do_is_the_same() -> None:
     graph, fired = simplified(root, b.eq(x, y))
     assert graph.outputs[0].value is root and not fired and graph.outputs[1].value.dtype is BOOL
     assert p.FMA not in {n.prim for n in graph.roots}
+
+
+def test_zeros_in_front_of_a_polynomial_are_added_once() -> None:
+    total = b.const(0.0, FLOAT32, (4, 6))
+    for c in (1.5, -0.5, 0.25, 3.0):
+        total = b.add(b.mul(total, x), b.const(c, FLOAT32, (4, 6)))
+    zero = b.mul(x, 0.0)
+    graph, _ = simplified(total)
+    assert zero in graph.outputs[0].value.args
+    assert sum(n.prim is p.ADD for n in toposort([graph.outputs[0].value])) == 4
+    graph, _ = simplified(b.add(total, b.add(b.mul(x, 2.0), b.add(zero, 7.0))))
+    assert sum(zero in n.args for n in toposort([graph.outputs[0].value])) == 1
