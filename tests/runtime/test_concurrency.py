@@ -61,6 +61,21 @@ def test_threads_call_and_compile_the_same_and_different_functions():
     assert not faults and sum(calls) > 100
 
 
+def test_a_thread_with_a_small_stack():
+    """Tables that grow with the call do not lie on the stack."""
+    j = thermit.jit(lambda *xs: [x + 1 for x in xs])
+    xs = [torch.full((3,), float(k)) for k in range(1500)]
+    expected, made = j(*xs), []
+    before = threading.stack_size(64 << 10)
+    try:
+        thread = threading.Thread(target=lambda: made.extend(j(*xs)))
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    assert all(map(torch.equal, made, expected)) and j._entry.hits == 1
+
+
 def in_child(work):
     """Whether work() returns true in a forked child within a minute."""
     child = os.fork()

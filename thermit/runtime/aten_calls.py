@@ -26,6 +26,8 @@ CONSTANTS = {**{f"TAG_{name}": k for k, name in enumerate(_TAGS)}, **{f"C_{name}
 TEXT = '''
 def raised():
     """STOP where an Exception is set, which is cleared: eager will raise it again.  RAISED for an interrupt."""
+    if error_occurred() == 0:
+        return NO_MEMORY
     if exception_matches(EXCEPTION):
         error_clear()
         return STOP
@@ -63,8 +65,16 @@ def shares(tensor, step, objects):
     return 0
 
 def fit(value, function, step, objects):
-    """A call's result, copied if need be (a new reference); 0 with an error set."""
-    argv = stack(8 * (2 + i64[step + C_COUNT]))
+    """A call's result, copied if need be (a new reference); 0 with an error set, or without one where memory has run out."""
+    bytes = 8 * (2 + i64[step + C_COUNT])
+    if bytes > STACK_BYTES:
+        argv = pool_take(bytes)
+        if argv == 0:
+            return 0
+    else:
+        argv = stack(bytes)
+        if bytes > PROBE_BYTES:
+            touch(argv, bytes)
     i64[argv + 8] = value
     count = 1
     for k in range(0, i64[step + C_COUNT]):
@@ -72,7 +82,10 @@ def fit(value, function, step, objects):
         if i64[entry] == TAG_BUFFER:
             count += 1
             i64[argv + 8 * count] = i64[objects + 8 * i64[entry + 8]]
-    return vectorcall(function, argv + 8, count, 0)
+    made = vectorcall(function, argv + 8, count, 0)
+    if bytes > STACK_BYTES:
+        pool_give(argv)
+    return made
 
 def take_result(value, expected, step, objects, pointers):
     """Puts one result of a call in its buffer.  expected: buffer or -1, its type, function that fits it."""
@@ -112,7 +125,16 @@ def take_results(answer, step, objects, pointers):
 def run_call(step, objects, pointers):
     """Calls an ATen operation.  Entries of its arguments: tag, value; those of a list follow it."""
     count = i64[step + C_COUNT]
-    argv = stack(8 * (1 + 2 * count)) + 8
+    bytes = 8 * (1 + 2 * count)
+    if bytes > STACK_BYTES:
+        memory = pool_take(bytes)
+        if memory == 0:
+            return NO_MEMORY
+    else:
+        memory = stack(bytes)
+        if bytes > PROBE_BYTES:
+            touch(memory, bytes)
+    argv = memory + 8
     lists = argv + 8 * count
     made = 0
     n = 0
@@ -151,6 +173,8 @@ def run_call(step, objects, pointers):
             decref(answer)
     for j in range(0, made):
         decref(i64[lists + 8 * j])
+    if bytes > STACK_BYTES:
+        pool_give(memory)
     return status
 
 def run_mixed(plan, objects, pointers, scratch):

@@ -113,9 +113,22 @@ def try_variant(variant, args, nargs, kwnames):
     """The result, or MISS, STOPPED, ERROR."""
     if ambient_holds(i64[variant + V_AMBIENT]) == 0:
         return MISS
+    bytes = 8 * (i64[variant + V_SLOTS] + 2 * i64[variant + V_TENSORS])
+    if bytes > STACK_BYTES:
+        memory = pool_take(bytes)
+        if memory == 0:
+            return MISS
+        result = try_in(variant, args, nargs, kwnames, memory)
+        pool_give(memory)
+        return result
+    slots = stack(bytes)
+    if bytes > PROBE_BYTES:
+        touch(slots, bytes)
+    return try_in(variant, args, nargs, kwnames, slots)
+
+def try_in(variant, args, nargs, kwnames, slots):
     count = i64[variant + V_SLOTS]
     number = i64[variant + V_TENSORS]
-    slots = stack(8 * (count + 2 * number))
     tensors = slots + 8 * count
     data = tensors + 8 * number
     for k in range(0, count):
@@ -132,8 +145,21 @@ def try_variant(variant, args, nargs, kwnames):
     return result
 
 def run_native(variant, tensors, data):
+    bytes = 16 * i64[variant + V_OUTPUTS]
+    if bytes > STACK_BYTES:
+        memory = pool_take(bytes)
+        if memory == 0:
+            return MISS
+        result = run_on(variant, tensors, data, memory)
+        pool_give(memory)
+        return result
+    outputs = stack(bytes)
+    if bytes > PROBE_BYTES:
+        touch(outputs, bytes)
+    return run_on(variant, tensors, data, outputs)
+
+def run_on(variant, tensors, data, outputs):
     number = i64[variant + V_OUTPUTS]
-    outputs = stack(16 * number)
     for k in range(0, 2 * number):
         i64[outputs + 8 * k] = 0
     result = MISS

@@ -22,13 +22,14 @@ from thermit.schedule.plan import Buffer, Plan, RunCall, RunCopy, RunKernel, Ste
 
 RELEASE_NS = 50_000  # work longer than this gives other Python threads the interpreter meanwhile (releasing it costs 0.1 us alone)
 COPY_BYTES_PER_NS = 8
-STACK_BYTES = 16 << 10  # arenas up to this size lie on the caller's stack
+STACK_BYTES = 16 << 10  # tables and arenas up to this size lie on the caller's stack, larger ones in the pool
+PROBE_BYTES = 2 << 10  # from here on stack memory is touched in order, see `touch`
 
 _ROLES = {"input": 0, "output": 1, "temp": 2, "result": 3, "tensor": 4}  # "tensor": a temp that calls read
 _KINDS = ("KERNEL", "COPY", "CALL", "MAKE", "DROP")  # the first word of a step
 _PLAN = ("BUFFERS", "TABLE", "STEPS", "STEP_TABLE", "ARENA", "COST", "MOST", "CALLS", "SAVE", "RESTORE")
 CONSTANTS = {
-    "RELEASE_NS": RELEASE_NS, "STACK_BYTES": STACK_BYTES,
+    "RELEASE_NS": RELEASE_NS, "STACK_BYTES": STACK_BYTES, "PROBE_BYTES": PROBE_BYTES,
     **{f"ROLE_{name.upper()}": k for name, k in _ROLES.items()},
     **{f"KIND_{name}": k for k, name in enumerate(_KINDS)},
     **{f"P_{name}": 8 * k for k, name in enumerate(_PLAN)},
@@ -37,6 +38,14 @@ CONSTANTS = {
 assert CONSTANTS["KIND_CALL"] == KIND_CALL
 
 LEAVES = '''
+def touch(memory, bytes):
+    """Touches every page of new stack memory, what lies next to the memory in use first: a stack that is too small faults, and nothing
+    beyond its guard page is hit."""
+    while bytes > PROBE_BYTES:
+        bytes -= PROBE_BYTES
+        u8[memory + bytes] = 0
+    return memory
+
 def copy_strided(to, source, axes, sizes, strides, run):
     """Copies runs of `run` bytes; sizes and strides (bytes) of `axes` outer axes."""
     if axes == 0:
@@ -94,9 +103,22 @@ def run_steps(plan, pointers, scratch):
 
 def run_plan(plan, tensors, data, outputs):
     """Runs on the inputs (objects and their data) and outputs (pairs object, data; 0 where a call makes it).  DONE, STOP, NO_MEMORY, RAISED."""
+    bytes = 8 * (2 * i64[plan + P_BUFFERS] + i64[plan + P_MOST])
+    if bytes > STACK_BYTES:
+        memory = pool_take(bytes)
+        if memory == 0:
+            return NO_MEMORY
+        status = run_in(plan, tensors, data, outputs, memory)
+        pool_give(memory)
+        return status
+    pointers = stack(bytes)
+    if bytes > PROBE_BYTES:
+        touch(pointers, bytes)
+    return run_in(plan, tensors, data, outputs, pointers)
+
+def run_in(plan, tensors, data, outputs, pointers):
     buffers = i64[plan + P_BUFFERS]
     calls = i64[plan + P_CALLS]
-    pointers = stack(8 * (2 * buffers + i64[plan + P_MOST]))
     objects = pointers + 8 * buffers
     scratch = objects + 8 * buffers
     arena = 0
@@ -108,6 +130,8 @@ def run_plan(plan, tensors, data, outputs):
             return NO_MEMORY
     elif i64[plan + P_ARENA] > 0:
         arena = stack(i64[plan + P_ARENA])
+        if i64[plan + P_ARENA] > PROBE_BYTES:
+            touch(arena, i64[plan + P_ARENA])
     record = i64[plan + P_TABLE]
     for k in range(0, buffers):
         role = i64[record]
