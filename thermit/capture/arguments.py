@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from thermit.aten.table import DTYPE_OF
-from thermit.capture.infer import Meta
 from thermit.capture.overloads import Overload
 from thermit.capture.recording import GoLive
 from thermit.capture.standin import StandIn
 from thermit.capture.storage import Geometry
+from thermit.capture.strides import Meta
 from thermit.ir.types import DType
 
 
