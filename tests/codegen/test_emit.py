@@ -154,6 +154,27 @@ def test_extrema_of_special_values(mode: str, width: int) -> None:
         assert np.array_equal(out, [x.max(), x.min()], equal_nan=True)
 
 
+@pytest.mark.parametrize("level", ["sse4", "avx2", "avx512"])
+def test_only_squares_are_added_with_one_rounding(level: str) -> None:
+    """With another factor the product may be infinite where the sum is not."""
+    for other, start, is_fused in (("x", 0.0, True), ("y", 0.0, False), ("x", -1.0, False)):
+        total = b.local("t", FLOAT32)
+        acc = Acc(total, p.ADD, b.const(start, FLOAT32), b.mul(f32("x", j), f32(other, j)))
+        memories = [one("x", FLOAT32, 64), one("y", FLOAT32, 64), one("o", FLOAT32, 1, "out")]
+        text = emit([whole(memories, [For(j, 64, (), "vector", 16, (acc,)), Store("o", c(0), total)])], x86_target(level))
+        assert ("llvm.fma" in text) is (is_fused and x86_target(level).has_fma)
+
+
+def test_a_sum_of_squares_overflows_where_a_square_does() -> None:
+    total = b.local("t", FLOAT32)
+    acc = Acc(total, p.ADD, b.const(0.0, FLOAT32), b.mul(f32("x", j), f32("x", j)), lanes=2)
+    program = whole([one("x", FLOAT32, 45), one("o", FLOAT32, 1, "out")], [For(j, 45, (), "vector", 8, (acc,)), Store("o", c(0), total)])
+    for value, want in ((1e19, np.inf), (2e19, np.inf), (-1e-23, 0.0), (3.0, 405.0), (-0.0, 0.0), (np.nan, np.nan), (-np.inf, np.inf)):
+        out = np.zeros(1, np.float32)
+        assert run(program, [np.full(45, value, np.float32), out]) == 0
+        np.testing.assert_equal(out[0], np.float32(want))
+
+
 def test_a_sum_keeps_the_sign_of_zero() -> None:
     total = b.local("t", FLOAT32)
     loop = For(j, 11, (), "vector", 8, (Acc(total, p.ADD, b.const(-0.0, FLOAT32), f32("x", j), lanes=2),))

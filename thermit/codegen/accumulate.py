@@ -15,7 +15,7 @@ from thermit.codegen.spelling import apply, greatest_value, identity, least_valu
 from thermit.errors import CompileError
 from thermit.ir import prims as p
 from thermit.ir.node import Node
-from thermit.ir.types import BOOL, INT32, INT64, DType
+from thermit.ir.types import BOOL, FLOAT32, FLOAT64, INT32, INT64, DType
 from thermit.loops.nest import Acc, For
 
 
@@ -73,10 +73,13 @@ def initial(w: ExpressionWriter, acc: Acc, lanes: int, loop: For) -> Running:
 
 def advanced(w: ExpressionWriter, r: Running, at: str, mask: str | None = None) -> list[str]:
     """The state after one iteration (in the lanes of the mask), written in the innermost scope; `at` is the loop's index (of lane 0)."""
-    roots = [r.acc.value] if r.acc.position is None or r.counts else [r.acc.value, r.acc.position]
+    squared = _squared(w, r.acc)
+    roots = [squared or r.acc.value] if r.acc.position is None or r.counts else [r.acc.value, r.acc.position]
     new = [(w.spread(n) if r.lanes else w.value(n)).text for n in roots]
     w.here()
-    if r.counts:
+    if squared is not None:
+        state = [apply(w, p.FMA, squared.dtype, [new[0], new[0], r.values[0]], r.lanes)]
+    elif r.counts:
         place = w.op(f"trunc i64 {at} to i32")
         state = _better_later(w, r.acc, r.values, [new[0], w.splat(place, "i32", r.lanes) if r.lanes else place], r.lanes)
     else:
@@ -85,6 +88,14 @@ def advanced(w: ExpressionWriter, r: Running, at: str, mask: str | None = None) 
         return state
     flags = vector("i1", r.lanes)
     return [w.op(f"select {flags} {mask}, {t} {n}, {t} {v}") for n, v, t in zip(state, r.values, r.types, strict=True)]
+
+
+def _squared(w: ExpressionWriter, acc: Acc) -> Node | None:
+    """x where x * x is added up: then with one rounding.  The sum of squares is never less than the square, so that one overflows
+    where the other does; of other products that is not true, and a user's own arithmetic is never contracted."""
+    value = acc.value
+    is_square = acc.combine is p.ADD and value.prim is p.MUL and value.args[0] is value.args[1] and value.dtype in (FLOAT32, FLOAT64)
+    return value.args[0] if is_square and w.target.has_fma and acc.init.prim is p.CONST and acc.init.attrs.value == 0 else None
 
 
 def finished(w: ExpressionWriter, r: Running, in_lanes: bool) -> list[str]:
