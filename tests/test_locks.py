@@ -10,7 +10,7 @@ import thermit
 from tests.runtime.test_concurrency import in_child
 from thermit import compiler, locks
 from thermit.ir import node
-from thermit.runtime import machine, native
+from thermit.runtime import library, machine
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -20,7 +20,7 @@ def test_a_child_compiles_while_a_thread_of_its_parent_does():
     jitted = thermit.jit(lambda x: x * 5 - 2)
 
     def hold():
-        with jitted._state.lock, node._lock, compiler._lock, machine._linker._lock, native._lock:
+        with jitted._state.lock, node._lock, compiler._lock, machine._linker._lock, library._lock:
             held.set()
             done.wait()
 

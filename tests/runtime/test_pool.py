@@ -11,8 +11,9 @@ import threading
 import pytest
 import torch
 
-from thermit.runtime.library import runtime
-from thermit.runtime.pool import LARGE_BYTES, Pool
+from thermit.runtime.library import make, runtime
+from thermit.runtime.native.pool import LARGE_BYTES
+from thermit.runtime.pool import Pool
 from thermit.runtime.torch_abi import DLPACK_CODES, abi
 
 LIMIT = 64 << 20
@@ -20,10 +21,11 @@ LIMIT = 64 << 20
 
 class Native:
     def __init__(self, limit=LIMIT):
-        self.pool = Pool(abi(), limit)
+        self.pool = Pool(limit)
+        address = make(abi(), self.pool).address
         kind = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
-        self.take, self.give = (kind(self.pool.externs[n].address) for n in ("pool_take", "pool_give"))
-        self.make = ctypes.PYFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(self.pool.externs["pool_tensor"].address)
+        self.take, self.give = (kind(address[n]) for n in ("pool_take", "pool_give"))
+        self.make = ctypes.PYFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(address["pool_tensor"])
 
     def tensor(self, shape, dtype=torch.float32, strides=None):
         strides = strides or torch.empty(shape, device="meta").stride()

@@ -8,10 +8,16 @@ import pytest
 import torch
 
 from thermit.runtime import torch_abi
+from thermit.runtime.native import parts
 
 
 def test_every_probe_fits_this_pytorch():
     assert torch_abi.abi() is not None, torch_abi.mismatch
+
+
+def test_the_probes_find_what_the_native_parts_read():
+    facts = torch_abi.abi()
+    assert set(facts.words) == set(parts.ABI_WORDS) and set(facts.functions) == set(parts.OUTSIDE)
 
 
 def test_ambient_tells_modes_apart():
@@ -33,7 +39,7 @@ def test_ambient_tells_modes_apart():
 
 
 FAULTS = {
-    "a symbol is missing": lambda m: m.setitem(torch_abi._MANGLED, "wrap", ("_ZNothing", "i64")),
+    "a symbol is missing": lambda m: m.setitem(torch_abi._MANGLED, "wrap", "_ZNothing"),
     "keys are elsewhere": lambda m: m.setattr(torch_abi, "_keys", lambda t: 0x1234567),
     "words are elsewhere": lambda m: m.setattr(torch_abi, "_words", lambda a, n, words=torch_abi._words: words(a, n)[::-1]),
     "another DLPack": lambda m: m.setitem(torch_abi.DLPACK_CODES, torch.float32, 77),
@@ -52,7 +58,7 @@ SCRIPT = """
 import sys
 import torch, thermit
 from thermit.runtime import torch_abi
-torch_abi._MANGLED["wrap"] = ("_ZNothing", "i64")
+torch_abi._MANGLED["wrap"] = "_ZNothing"
 f = thermit.jit(lambda x, y: ((x * 2).sin() + y, (x @ y).relu(), x.add_(1)))
 for _ in range(3):
     x, y = torch.randn(4, 4), torch.randn(4, 4)

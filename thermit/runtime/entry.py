@@ -21,10 +21,10 @@ from thermit.capture.signature import Guard, Source, TensorSpec
 from thermit.ir.node import Return
 from thermit.locks import lock
 from thermit.runtime import torch_abi
-from thermit.runtime.calling import ENTRY_WORDS, FORMS, VARIANT_WORDS
 from thermit.runtime.guard import GuardTable
 from thermit.runtime.launch import is_native
 from thermit.runtime.library import Runtime, runtime
+from thermit.runtime.native.calling import ENTRY_WORDS, FORMS, VARIANT_WORDS
 from thermit.runtime.program import Program, Stopped
 from thermit.runtime.results import seen
 

@@ -1,82 +1,62 @@
-"""The native part of the runtime, compiled once per process: pool, threads, launches, guards, the entry.
+"""The native part of the runtime, linked once per process: pool, threads, launches, guards, the entry.
 
-`runtime()` compiles it at its first call (milliseconds) and gives it, or None where PyTorch's binary interface is not as expected.
-`run_with_calls()` compiles what only programs with ATen calls need, when the first of them is made.
+`runtime()` links it at its first call and gives it, or None where PyTorch's binary interface is not as expected.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from thermit.locks import lock
-from thermit.runtime import aten_calls, calling, guard, launch, threads
-from thermit.runtime.native import Library
-from thermit.runtime.pool import LARGE_BYTES, Pool
+from thermit.runtime.machine import link_forever
+from thermit.runtime.native.language import Source
+from thermit.runtime.native.objects import object_code
+from thermit.runtime.native.parts import SOURCE
+from thermit.runtime.pool import Pool
 from thermit.runtime.torch_abi import Abi, abi
 
-# each calls only what stands above it; optimized (1) is what every call goes through
-_LAYERS = (
-    (0, "\n".join((threads.TEXT, launch.LEAVES, guard.LEAVES, calling.LEAVES))),
-    (1, launch.STEPS),
-    (1, "\n".join((launch.TEXT, guard.TEXT, calling.TEXT))),
-)
 _lock = lock()
 _made: list[Runtime | None] = []
-_calls: list[int] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """`address` of each native function; `switch[0]` is not 0 while thermit is disabled.  `load` compiles further functions, which may
-    call these: optimized or not, their text; their addresses."""
+    """`address` of each native function; `switch[0]` is not 0 while thermit is disabled."""
 
     abi: Abi
     pool: Pool
     address: dict[str, int]
     switch: ctypes.Array[ctypes.c_int64]
-    load: Callable[[int, str], dict[str, int]]
 
 
 def runtime() -> Runtime | None:
-    """The native part, compiled at the first call; None if it does not fit this PyTorch (see torch_abi.mismatch)."""
+    """The native part, linked at the first call; None if it does not fit this PyTorch (see torch_abi.mismatch)."""
     if not _made:
         with _lock:
             if not _made:
-                _made.append(_compile())
+                facts = abi()
+                _made.append(None if facts is None else make(facts, Pool()))
     return _made[0]
 
 
-def run_with_calls() -> int:
-    """The address of the native function that runs a plan with ATen calls (aten_calls.TEXT); only where `runtime()` is not None."""
-    native = runtime()
-    assert native is not None
-    with _lock:
-        if not _calls:
-            _calls.append(native.load(0, aten_calls.TEXT)["run_with_calls"])
-    return _calls[0]
-
-
-def _compile() -> Runtime | None:
-    facts = abi()
-    if facts is None:
-        return None
-    pool = Pool(facts)
+def make(facts: Abi, pool: Pool) -> Runtime:
+    """A native part with a pool of its own (a process needs one)."""
     switch = (ctypes.c_int64 * 1)()
-    parts = threads.CONSTANTS | launch.CONSTANTS | aten_calls.CONSTANTS | guard.CONSTANTS | calling.CONSTANTS
-    constants = facts.constants | parts | {"LARGE_BYTES": LARGE_BYTES}
-    addresses = {**facts.addresses, "PID": os.getpid(), "SWITCH": ctypes.addressof(switch)}
-    externs = {**facts.externs, **pool.externs}
+    own = {"PID": os.getpid(), "SWITCH": ctypes.addressof(switch), "POOL": pool.address}
+    address = load(SOURCE, {**facts.words, **facts.functions, **own})
+    pool.use(address["pool_clear"])
+    return Runtime(facts, pool, address, switch)
 
-    def load(opt: int, text: str) -> dict[str, int]:
-        library = Library(text, constants, addresses, externs, opt)
-        library.keep()  # entries may be called as long as the process lives
-        externs.update(library.externs)
-        return library.address
 
-    address: dict[str, int] = {}
-    for opt, text in _LAYERS:
-        address |= load(opt, text)
-    return Runtime(facts, pool, address, switch, load)
+def load(source: Source, values: Mapping[str, int]) -> dict[str, int]:
+    """The addresses of a source's functions, linked with these values of its words.  They stay until the process ends, also while the
+    interpreter shuts down."""
+    functions = re.findall(r"^def (\w+)", source.text, re.MULTILINE)
+    linked = link_forever(object_code(source), ("words", *functions))
+    table = (ctypes.c_uint64 * len(source.table)).from_address(linked["words"])
+    table[:] = [values[name] & 0xFFFF_FFFF_FFFF_FFFF for name in source.table]
+    return {name: linked[name] for name in functions}

@@ -12,6 +12,7 @@ Thread-safe: each module has a context of its own, and LLVM runs without the GIL
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -33,22 +34,22 @@ class _Linker:
 
     def __init__(self) -> None:
         self._lock = lock()
-        self._jit: llvm.LLJIT | None = None
+        self.jit: llvm.LLJIT | None = None
         self._kept: list[llvm.LLJIT | None] = []
         self._numbers = itertools.count()
         os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        self._kept.append(self._jit)
-        self._jit = None
+        self._kept.append(self.jit)
+        self.jit = None
 
     def prepare(self) -> None:
         """Makes LLVM ready for the processor of this process."""
         with self._lock:
-            if self._jit is None:
+            if self.jit is None:
                 llvm.initialize_native_target()
                 llvm.initialize_native_asmprinter()
-                self._jit = llvm.create_lljit_compiler(use_jit_link=True)
+                self.jit = llvm.create_lljit_compiler(use_jit_link=True)
 
     def link(self, data: bytes, symbols: Sequence[str]) -> llvm.ResourceTracker:
         self.prepare()
@@ -56,10 +57,18 @@ class _Linker:
         for symbol in symbols:
             builder = builder.export_symbol(symbol)
         with self._lock:
-            return builder.link(self._jit, f"thermit.{next(self._numbers)}")
+            return builder.link(self.jit, f"thermit.{next(self._numbers)}")
 
 
 _linker = _Linker()
+
+
+def link_forever(data: bytes, symbols: Sequence[str]) -> dict[str, int]:
+    """The addresses of an object's symbols.  It stays until the process ends, also while the interpreter shuts down."""
+    linked = _linker.link(data, symbols)
+    for part in (linked, _linker.jit):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
+    return {symbol: int(linked[symbol]) for symbol in symbols}
 
 
 class MachineCode:

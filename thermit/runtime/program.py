@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from thermit.ir.prims import Slot
-from thermit.runtime.calling import FORMS, MISS, STOPPED, VARIANT_WORDS
 from thermit.runtime.launch import NativePlan, is_native
-from thermit.runtime.library import Runtime, run_with_calls, runtime
+from thermit.runtime.library import Runtime, runtime
+from thermit.runtime.native.calling import FORMS, MISS, STOPPED, VARIANT_WORDS
 from thermit.runtime.results import Stopped, fitted, flat, seen
 from thermit.schedule.plan import Buffer, Commit, Plan, RunCall, RunCopy, RunKernel
 
@@ -64,7 +64,9 @@ class Program:
     @cached_property
     def native(self) -> NativePlan:
         """The plan as native code reads it (only a plan of kernels and copies has this form)."""
-        return NativePlan(self.plan, self._addresses, self._random(), run_with_calls)
+        native = runtime()
+        assert native is not None
+        return NativePlan(self.plan, self._addresses, self._random(), native.address["run_with_calls"])
 
     def _random(self) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
         """Functions that save and restore the generators, where a step behind the first random call may stop the program."""

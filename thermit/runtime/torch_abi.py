@@ -27,53 +27,53 @@ import torch
 from torch.autograd import forward_ad
 
 from thermit.locks import lock
-from thermit.runtime.native import Extern
+from thermit.runtime.native.parts import IMPL, OUTSIDE
 
 _MANGLED = {
-    # name here: (symbol, what it returns)
-    "grad_enabled": ("_ZN3c108GradMode10is_enabledEv", "bool"),
-    "requires_grad": ("_ZNK3c1010TensorImpl13requires_gradEv", "bool"),
-    "function_modes": ("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", "i64"),
-    "dispatch_modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", "i64"),
-    "default_dtype": ("_ZN3c1031get_default_dtype_as_scalartypeEv", "bool"),
-    "autocast_dtype": ("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", "bool"),
-    "num_threads": ("_ZN2at15get_num_threadsEv", "i32"),
-    "in_parallel_region": ("_ZN2at18in_parallel_regionEv", "bool"),
-    "bump_version": ("_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE", "void"),
-    "global_context": ("_ZN2at13globalContextEv", "i64"),
-    "deterministic": ("_ZNK2at7Context23deterministicAlgorithmsEv", "bool"),
-    "cpu_allocator": ("_ZN3c1015GetCPUAllocatorEv", "i64"),
-    "wrap": ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "i64"),
-    "empty_strided": ("aoti_torch_empty_strided", "i32"),
-    "get_data_ptr": ("aoti_torch_get_data_ptr", "i32"),
-    "delete_tensor": ("aoti_torch_delete_tensor_object", "i32"),
-    "gomp_parallel": ("GOMP_parallel", "void"),
+    # name in runtime/native/parts.py: symbol
+    "grad_enabled": "_ZN3c108GradMode10is_enabledEv",
+    "requires_grad": "_ZNK3c1010TensorImpl13requires_gradEv",
+    "function_modes": "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv",
+    "dispatch_modes": "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",
+    "default_dtype": "_ZN3c1031get_default_dtype_as_scalartypeEv",
+    "autocast_dtype": "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE",
+    "num_threads": "_ZN2at15get_num_threadsEv",
+    "in_parallel_region": "_ZN2at18in_parallel_regionEv",
+    "bump_version": "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
+    "global_context": "_ZN2at13globalContextEv",
+    "deterministic": "_ZNK2at7Context23deterministicAlgorithmsEv",
+    "cpu_allocator": "_ZN3c1015GetCPUAllocatorEv",
+    "wrap": "_Z16THPVariable_WrapRKN2at10TensorBaseE",
+    "empty_strided": "aoti_torch_empty_strided",
+    "get_data_ptr": "aoti_torch_get_data_ptr",
+    "delete_tensor": "aoti_torch_delete_tensor_object",
+    "gomp_parallel": "GOMP_parallel",
 }
 _PYTHON = {
-    "incref": ("Py_IncRef", "void"),
-    "decref": ("Py_DecRef", "void"),
-    "vectorcall": ("PyObject_Vectorcall", "i64"),
-    "dict_get": ("PyDict_GetItemWithError", "i64"),
-    "dict_keys": ("PyDict_Keys", "i64"),
-    "get_attr": ("PyObject_GetAttr", "i64"),
-    "get_item": ("PyObject_GetItem", "i64"),
-    "error_clear": ("PyErr_Clear", "void"),
-    "exception_matches": ("PyErr_ExceptionMatches", "i32"),
-    "error_occurred": ("PyErr_Occurred", "i64"),
-    "compare": ("PyObject_RichCompareBool", "i32"),
-    "is_true": ("PyObject_IsTrue", "i32"),
-    "tuple_new": ("PyTuple_New", "i64"),
-    "list_new": ("PyList_New", "i64"),
-    "save_thread": ("PyEval_SaveThread", "i64"),
-    "restore_thread": ("PyEval_RestoreThread", "void"),
+    "incref": "Py_IncRef",
+    "decref": "Py_DecRef",
+    "vectorcall": "PyObject_Vectorcall",
+    "dict_get": "PyDict_GetItemWithError",
+    "dict_keys": "PyDict_Keys",
+    "get_attr": "PyObject_GetAttr",
+    "get_item": "PyObject_GetItem",
+    "error_clear": "PyErr_Clear",
+    "exception_matches": "PyErr_ExceptionMatches",
+    "error_occurred": "PyErr_Occurred",
+    "compare": "PyObject_RichCompareBool",
+    "is_true": "PyObject_IsTrue",
+    "tuple_new": "PyTuple_New",
+    "list_new": "PyList_New",
+    "save_thread": "PyEval_SaveThread",
+    "restore_thread": "PyEval_RestoreThread",
 }
 _SYSTEM = {
-    "mmap": ("mmap", "i64"),
-    "munmap": ("munmap", "i32"),
-    "madvise": ("madvise", "i32"),
-    "getpid": ("getpid", "i32"),
-    "sched_yield": ("sched_yield", "i32"),
-    "memmove": ("memmove", "i64"),
+    "mmap": "mmap",
+    "munmap": "munmap",
+    "madvise": "madvise",
+    "getpid": "getpid",
+    "sched_yield": "sched_yield",
+    "memmove": "memmove",
 }
 _IMPL_BYTES = 192  # a TensorImpl is larger than this in every version so far
 _STORAGE_BYTES = 96
@@ -85,11 +85,10 @@ class AbiMismatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Abi:
-    """`constants` (offsets, bit patterns), `addresses` (of objects) and `externs` (functions), for the texts of the native parts."""
+    """What a process fills in for the native parts: `words` (offsets, bit patterns, addresses of objects) and `functions` (their addresses)."""
 
-    constants: dict[str, int]
-    addresses: dict[str, int]
-    externs: dict[str, Extern]
+    words: dict[str, int]
+    functions: dict[str, int]
     plain_keys: int
     inference_keys: int
     default_include: int
@@ -118,8 +117,8 @@ def _symbol(library: ctypes.CDLL, name: str) -> int:
         raise AbiMismatch(f"no symbol {name}") from None
 
 
-def _externs(library: ctypes.CDLL, table: dict[str, tuple[str, str]]) -> dict[str, Extern]:
-    return {name: Extern(_symbol(library, symbol), result) for name, (symbol, result) in table.items()}
+def _symbols(library: ctypes.CDLL, table: dict[str, str]) -> dict[str, int]:
+    return {name: _symbol(library, symbol) for name, symbol in table.items()}
 
 
 # ---------------------------------------------------------------------------------------------- probes
@@ -153,10 +152,9 @@ def _tensor_layout() -> dict[str, int]:
     samples = _samples()
     _require(object.__basicsize__ == 16, "object header")
     for t in samples:
-        _require(word(id(t) + 16) == t._cdata and word(id(t) + 8) == id(type(t)), "a tensor object does not hold its TensorImpl behind the header")
+        _require(word(id(t) + IMPL) == t._cdata and word(id(t) + 8) == id(type(t)), "a tensor object does not hold its TensorImpl behind the header")
     strided = [t for t in samples if t.layout is torch.strided and t.device.type == "cpu" and not t._is_zerotensor()]
     return {
-        "IMPL": 16,
         "KEYS": _offset([(t._cdata, _keys(t)) for t in samples], _IMPL_BYTES, "dispatch keys"),
         "STORAGE": _offset([(t._cdata, t.untyped_storage()._cdata) for t in strided], _IMPL_BYTES, "storage"),
     }
@@ -213,7 +211,7 @@ def _flips(storage: torch.UntypedStorage, at: int) -> bool:
     return answer and not storage.resizable()
 
 
-def _dlpack() -> tuple[dict[str, int], dict[str, Extern]]:
+def _dlpack() -> tuple[int, int]:
     """The DLPack exchange interface: {u32 major, u32 minor, previous} and five functions; the third makes a tensor over foreign memory."""
     capsule = torch.Tensor.__dlpack_c_exchange_api__
     get = ctypes.pythonapi.PyCapsule_GetPointer
@@ -230,10 +228,10 @@ def _dlpack() -> tuple[dict[str, int], dict[str, Extern]]:
         data, device, kind, sizes, strides, offset = memory
         _require(data + offset == t.data_ptr() and device == 1 and kind == 2 | code << 32, f"DLPack of {dtype}")
         _require(_words(sizes, 16) == (2, 3) and _words(strides, 16) == (6, 2), f"DLPack of {dtype}")
-    return {"DLPACK_VERSION": header[0]}, {"dl_to_object": Extern(to_object, "i32")}
+    return header[0], to_object
 
 
-def _thread_keys(library: ctypes.CDLL) -> tuple[dict[str, int], dict[str, Extern], tuple[int, int]]:
+def _thread_keys(library: ctypes.CDLL) -> tuple[int, int, tuple[int, int]]:
     """Where each thread keeps the dispatch keys that modes include and exclude: two words, both 0 when nothing is active.
 
     They tell inference mode, autocast, functorch, functionalization, tracing: whatever changes how operations are dispatched.
@@ -262,15 +260,15 @@ def _thread_keys(library: ctypes.CDLL) -> tuple[dict[str, int], dict[str, Extern
     with torch.inference_mode(not torch.is_inference_mode_enabled()):
         seen.append(differences())
     _require(len({s[:2] for s in seen}) == 1 and seen[0][2] and seen[1][2] != seen[2][2], "thread-local dispatch keys")
-    return {"TLS_INDEX": ctypes.addressof(index)}, {"tls_get_addr": Extern(address)}, seen[0][:2]
+    return ctypes.addressof(index), address, seen[0][:2]
 
 
-def _check_functions(externs: dict[str, Extern]) -> None:
+def _check_functions(functions: dict[str, int]) -> None:
     """The functions without side effects give the answers that Python gives."""
 
     def ask(name: str, *args: int) -> int:
-        kind = {"bool": ctypes.c_uint8, "i32": ctypes.c_int32, "i64": ctypes.c_int64}[externs[name].result]
-        return int(ctypes.PYFUNCTYPE(kind, *([ctypes.c_int64] * len(args)))(externs[name].address)(*args))
+        kind = {"bool": ctypes.c_uint8, "i32": ctypes.c_int32, "i64": ctypes.c_int64}[OUTSIDE[name]]
+        return int(ctypes.PYFUNCTYPE(kind, *([ctypes.c_int64] * len(args)))(functions[name])(*args))
 
     for value in (True, False):
         with torch.set_grad_enabled(value):
@@ -287,19 +285,19 @@ def _check_functions(externs: dict[str, Extern]) -> None:
     _require(ask("getpid") == os.getpid(), "getpid")
 
 
-def _check_tensors(externs: dict[str, Extern]) -> None:
+def _check_tensors(functions: dict[str, int]) -> None:
     """A tensor made by the C interface and wrapped is an ordinary one; a version that is bumped counts."""
     t = torch.zeros(2)
-    ctypes.PYFUNCTYPE(None, ctypes.c_int64)(externs["bump_version"].address)(id(t) + 16)
+    ctypes.PYFUNCTYPE(None, ctypes.c_int64)(functions["bump_version"])(id(t) + 16)
     _require(t._version == 1, "bump_version")
     handle, data, sizes, strides = ctypes.c_int64(), ctypes.c_int64(), (ctypes.c_int64 * 2)(2, 3), (ctypes.c_int64 * 2)(1, 2)
-    make = ctypes.PYFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 7)(externs["empty_strided"].address)
+    make = ctypes.PYFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 7)(functions["empty_strided"])
     status = make(2, ctypes.addressof(sizes), ctypes.addressof(strides), SCALAR_TYPES[torch.float64], 0, 0, ctypes.addressof(handle))
     _require(status == 0, "empty_strided")
-    wrapped = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_int64)(externs["wrap"].address)(handle.value)
-    read = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64)(externs["get_data_ptr"].address)
+    wrapped = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_int64)(functions["wrap"])(handle.value)
+    read = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64)(functions["get_data_ptr"])
     _require(read(handle.value, ctypes.addressof(data)) == 0 and data.value == wrapped.data_ptr(), "data_ptr")
-    ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(externs["delete_tensor"].address)(handle.value)
+    ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(functions["delete_tensor"])(handle.value)
     _require(type(wrapped) is torch.Tensor and wrapped.dtype is torch.float64 and wrapped.stride() == (1, 2) and wrapped.shape == (2, 3), "wrap")
     _require(sys.getrefcount(wrapped) == 2 and wrapped._use_count() == 1, "reference counts of a wrapped tensor")
 
@@ -354,21 +352,20 @@ def _probe() -> Abi:
     _require(sys.byteorder == "little" and getattr(sys, "_is_gil_enabled", lambda: True)(), "this build of Python")
     folder = Path(torch.__file__).parent / "lib"
     python, c10 = ctypes.CDLL(str(folder / "libtorch_python.so")), ctypes.CDLL(str(folder / "libc10.so"))
-    externs = {**_externs(python, _MANGLED), **_externs(ctypes.pythonapi, _PYTHON), **_externs(ctypes.CDLL(None), _SYSTEM)}
-    _check_functions(externs)
-    _check_tensors(externs)
-    allocator = ctypes.CFUNCTYPE(ctypes.c_uint64)(externs["cpu_allocator"].address)()
-    tls, functions, defaults = _thread_keys(c10)
-    version, exchange = _dlpack()
-    constants = {**_tensor_layout(), **_geometry(), **_storage_layout(allocator), **version}
-    addresses = {"CPU_ALLOCATOR": allocator, **_objects(), **_forward_ad(), **tls}
-    externs |= functions | exchange
+    functions = {**_symbols(python, _MANGLED), **_symbols(ctypes.pythonapi, _PYTHON), **_symbols(ctypes.CDLL(None), _SYSTEM)}
+    _check_functions(functions)
+    _check_tensors(functions)
+    allocator = ctypes.CFUNCTYPE(ctypes.c_uint64)(functions["cpu_allocator"])()
+    index, tls_get_addr, defaults = _thread_keys(c10)
+    version, to_object = _dlpack()
+    functions |= {"tls_get_addr": tls_get_addr, "dl_to_object": to_object}
     with torch.inference_mode():
-        inference = torch.zeros(2)
+        inference = _keys(torch.zeros(2))
     with torch.inference_mode(False):
-        plain = torch.zeros(2)
-    constants |= {"PLAIN_KEYS": _keys(plain), "INFERENCE_KEYS": _keys(inference)}
-    return Abi(constants, addresses, externs, _keys(plain), _keys(inference), defaults[0], defaults[1])
+        plain = _keys(torch.zeros(2))
+    words = {**_tensor_layout(), **_geometry(), **_storage_layout(allocator), **_objects(), **_forward_ad()}
+    words |= {"CPU_ALLOCATOR": allocator, "TLS_INDEX": index, "DLPACK_VERSION": version, "PLAIN_KEYS": plain, "INFERENCE_KEYS": inference}
+    return Abi(words, functions, plain, inference, defaults[0], defaults[1])
 
 
 def abi() -> Abi | None:

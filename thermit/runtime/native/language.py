@@ -1,4 +1,4 @@
-"""A small language for the native parts of the runtime, compiled by LLVM in a few milliseconds.
+"""A small language for the native parts of the runtime: text in, LLVM assembly out.
 
     text ::=  def name(params): statements ...        the grammar is Python's, the meaning is C's
     stmt ::=  x = e | x += e | T[e] = e | if / elif / else | while | for x in range(a, b) | break | continue | return e | e | pass
@@ -6,38 +6,23 @@
     T    ::=  u8 i8 u16 i32 u32 i64                   memory at an address: loads extend to 64 bits, stores cut
 
 Every value is a signed 64-bit integer; addresses are integers too (`//` is an unsigned division).  A call names a function of the
-text, an external (`Extern`: an address and what it returns) or a builtin:
+text, one outside (whose address is a word) or a builtin:
 
     stack(n)                n bytes of the caller's stack, 64-byte aligned, until the function returns
     invoke_i64(f, ...)      calls the function at address f; also invoke_i32 (sign extends)
     swap(p, v), add(p, v)   atomic exchange and addition of the 64-bit word at p; the old value
     leading_zeros(x)
 
-Constants are given by name and stand for integers; addresses (of objects, of functions outside) are read from a table that is filled when
-the code is loaded.  So the machine code is the same in every process and is kept beside the .pyc files, by the same rules; where nothing can be
-written it is compiled anew.  Why a language: the entry of a call must cost tens of nanoseconds, the user's machine has no C compiler,
-and LLVM assembly by hand cannot be read.
+Constants are given by name and stand for integers.  Words are integers that are known only in a process (addresses, offsets in PyTorch's
+objects): they are read from a table that is filled when the code is loaded, so the machine code is the same everywhere.  Why a language: the
+entry of a call must cost tens of nanoseconds, the user's machine has no C compiler, and LLVM assembly by hand cannot be read.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import ctypes
-import functools
-import hashlib
-import importlib.util
-import os
-import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-import llvmlite
-import llvmlite.binding as llvm
-
-from thermit.locks import lock
 
 _MEMORY = {"u8": ("i8", "zext"), "i8": ("i8", "sext"), "u16": ("i16", "zext"), "i32": ("i32", "sext"), "u32": ("i32", "zext"), "i64": ("i64", "")}
 _BINARY = {
@@ -45,15 +30,22 @@ _BINARY = {
     ast.LShift: "shl", ast.RShift: "lshr", ast.FloorDiv: "udiv",
 }  # fmt: skip
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "slt", ast.LtE: "sle", ast.Gt: "sgt", ast.GtE: "sge"}
-_lock = lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Extern:
-    """A function outside: `result` is what its machine code leaves in the return register: "i64", "i32", "bool" (one byte) or "void"."""
+class Source:
+    """What is compiled.  `words`: names of what is known only in a process.  `outside`: functions outside, with what their machine code
+    leaves in the return register: "i64", "i32", "bool" (one byte) or "void"; their addresses are words too."""
 
-    address: int
-    result: str = "i64"
+    text: str
+    constants: Mapping[str, int]
+    words: tuple[str, ...]
+    outside: Mapping[str, str]
+
+    @property
+    def table(self) -> tuple[str, ...]:
+        """The words in the order of the table."""
+        return *self.words, *self.outside
 
 
 Env = dict[str, str]  # the LLVM value of each variable
@@ -125,7 +117,7 @@ class _Function:
         if self.env is not None:
             self.lines.append("ret i64 0")
         params = ", ".join(f"i64 %p.{a.arg}" for a in self.node.args.args)
-        return "\n".join([f"define i64 @{self.node.name}({params}) nounwind {{", "entry:", *self.lines, "}"])
+        return "\n".join([f"define dso_local i64 @{self.node.name}({params}) nounwind {{", "entry:", *self.lines, "}"])
 
     # ------------------------------------------------------------------------------------------ statements
     def body(self, statements: list[ast.stmt]) -> None:
@@ -356,81 +348,10 @@ def _assigned(statements: Iterable[ast.stmt]) -> set[str]:
     return found
 
 
-def to_llvm(text: str, constants: Mapping[str, int], addresses: Mapping[str, int], externs: Mapping[str, Extern]) -> str:
-    """The functions of `text` as LLVM assembly.  Raises SyntaxError that names the function and line."""
-    functions = [f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)]
-    table = {name: place for place, name in enumerate((*addresses, *externs))}
-    names = Names(constants, frozenset(f.name for f in functions), table, {name: e.result for name, e in externs.items()})
-    head = f"@words = global [{max(1, len(table))} x i64] zeroinitializer\n!0 = !{{}}\ndeclare i64 @llvm.ctlz.i64(i64, i1)"
+def to_llvm(source: Source) -> str:
+    """The functions as LLVM assembly; `@words` is the table.  Raises SyntaxError that names the function and line."""
+    functions = [f for f in ast.parse(source.text).body if isinstance(f, ast.FunctionDef)]
+    table = {name: place for place, name in enumerate(source.table)}
+    names = Names(source.constants, frozenset(f.name for f in functions), table, source.outside)
+    head = f"@words = dso_local global [{max(1, len(table))} x i64] zeroinitializer\n!0 = !{{}}\ndeclare i64 @llvm.ctlz.i64(i64, i1)"
     return "\n\n".join([head, *(_Function(f, names).text() for f in functions)]) + "\n"
-
-
-class Library:
-    """The compiled functions of a text: `library.address["name"]`.
-
-    `opt`: 0 translates, 1 optimizes, which takes LLVM five times as long."""
-
-    def __init__(self, text: str, constants: Mapping[str, int], addresses: Mapping[str, int], externs: Mapping[str, Extern], opt: int) -> None:
-        self._addresses = [*addresses.values(), *(e.address for e in externs.values())]
-        signature = [*addresses, *(f"{name} {e.result}" for name, e in externs.items())]
-        with _lock:
-            llvm.initialize_native_target()
-            llvm.initialize_native_asmprinter()
-            host = llvm.get_host_cpu_name(), llvm.get_default_triple(), llvm.llvm_version_info, llvmlite.__version__
-            facts = _translator(), text, sorted(constants.items()), signature, host, opt
-            key = hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
-            machine = llvm.Target.from_default_triple().create_target_machine(opt=opt)
-            code = _kept(key)
-            if code is None:
-                code = machine.emit_object(llvm.parse_assembly(to_llvm(text, constants, addresses, externs)))
-                _keep(key, code)
-            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-            self._engine.finalize_object()
-        words = (ctypes.c_uint64 * len(self._addresses)).from_address(self._engine.get_global_value_address("words"))
-        words[:] = self._addresses  # type: ignore[assignment]
-        self.address = {name: self._engine.get_function_address(name) for name in re.findall(r"^def (\w+)", text, re.MULTILINE)}
-
-    @property
-    def externs(self) -> dict[str, Extern]:
-        """The functions, for the texts of other libraries."""
-        return {name: Extern(address) for name, address in self.address.items()}
-
-    def keep(self) -> None:
-        """The code stays until the process ends, also while the interpreter shuts down."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._engine))
-
-
-# ---------------------------------------------------------------------------------------------- kept machine code
-@functools.cache
-def _translator() -> bytes:
-    """What stands for this file in keys: another translator makes other code of the same text."""
-    try:
-        return hashlib.sha256(Path(__file__).read_bytes()).digest()
-    except OSError:  # out of an archive: nothing is kept beside it either
-        return b""
-
-
-def _place(key: str) -> Path:
-    """Where Python would keep the compiled form of this file, and its neighbour for the code of `key`."""
-    return Path(importlib.util.cache_from_source(__file__)).with_name(f"native-{key}.o")
-
-
-def _kept(key: str) -> bytes | None:
-    try:
-        data = _place(key).read_bytes()
-    except OSError:
-        return None
-    return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
-
-
-def _keep(key: str, code: bytes) -> None:
-    """Best effort: a disk that cannot be written costs time at the next start, nothing else."""
-    if sys.dont_write_bytecode:
-        return
-    place = _place(key)
-    draft = place.with_name(f"{place.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        place.parent.mkdir(exist_ok=True)
-        draft.write_bytes(hashlib.sha256(code).digest() + code)
-        draft.replace(place)

@@ -1,22 +1,23 @@
-"""The small language: what it computes, what it refuses, code kept on disk."""
+"""The small language: what it computes, what it refuses."""
 
 import ctypes
-import sys
 
 import pytest
 
-from thermit.runtime import native
-from thermit.runtime.native import Extern, Library
+from thermit.runtime import library
+from thermit.runtime.native.language import Source, to_llvm
 
 ADD_ONE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(lambda x: x + 1)
-EXTERNS = {"outside": Extern(ctypes.cast(ADD_ONE, ctypes.c_void_p).value)}
-ALLOWED = {"K": 7, "BIG": 1 << 40}
+VALUES = {"ADDRESS": 12345, "outside": ctypes.cast(ADD_ONE, ctypes.c_void_p).value}
 
 
-def run(body, *args, opt=1, params="a, b"):
+def source(body, params="a, b"):
     text = f"def f({params}):\n" + "\n".join("    " + line for line in body.strip("\n").split("\n")) + "\n"
-    library = Library(text, ALLOWED, {"ADDRESS": 12345}, EXTERNS, opt)
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(args))(library.address["f"])(*args)
+    return Source(text, {"K": 7, "BIG": 1 << 40}, ("ADDRESS",), {"outside": "i64"})
+
+
+def run(source, *args):
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(args))(library.load(source, VALUES)["f"])(*args)
 
 
 BRANCHES = "if a > b and not a == 7:\n    return 1\nelif a == 7 or b < 0:\n    return 2\nreturn 3"
@@ -45,33 +46,18 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("opt", [0, 1])
 @pytest.mark.parametrize("body, args, expected", CASES)
-def test_meaning(body, args, expected, opt):
-    assert run(body, *args, opt=opt) == expected
+def test_meaning(body, args, expected):
+    assert run(source(body), *args) == expected
 
 
 @pytest.mark.parametrize("body", REFUSED)
 def test_refusals_name_function_and_line(body):
     with pytest.raises(SyntaxError, match=r"f, line [0-9]+"):
-        run(body, 1, 2)
+        to_llvm(source(body))
 
 
 def test_functions_call_each_other_and_hand_over_their_address():
     text = "def g(x):\n    return x * 2\n\ndef f(x):\n    return g(x) + invoke_i64(g, 1)\n"
-    library = Library(text, {}, {}, {}, 0)
-    assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(library.address["f"])(20) == 42
-    assert set(library.externs) == {"f", "g"}
-
-
-def test_code_is_kept_and_a_broken_file_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(native, "_place", lambda key: tmp_path / "cache" / key)
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    assert run("return a * 3 + b", 2, 1) == 7
-    (kept,) = (tmp_path / "cache").iterdir()
-    monkeypatch.setattr(native, "to_llvm", None)  # nothing may be compiled now
-    assert run("return a * 3 + b", 4, 1) == 13
-    kept.write_bytes(kept.read_bytes()[:-1] + b"x")
-    monkeypatch.undo()
-    monkeypatch.setattr(native, "_place", lambda key: tmp_path / "cache" / key)
-    assert run("return a * 3 + b", 2, 1) == 7
+    made = Source(text, {}, (), {})
+    assert run(made, 20) == 42 and set(library.load(made, {})) == {"f", "g"}

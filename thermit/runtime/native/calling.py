@@ -9,8 +9,6 @@ A call returns a new reference, or 0 with a Python error set.
 
 from __future__ import annotations
 
-from thermit.runtime.launch import STACK_BYTES
-
 _ENTRY = ("TABLE", "SLOW", "HITS", "MISSES")
 _VARIANT = (
     "NARGS", "KEYWORDS", "AMBIENT", "INSTRUCTIONS", "COUNT", "SLOTS", "TENSORS", "SPECS", "DIRECT", "GROUPS", "UPDATES", "UPDATED",
@@ -25,9 +23,8 @@ CONSTANTS = {
 }
 MISS, STOPPED, ERROR = 0, 1, 2  # what `try_variant` returns instead of an object
 CONSTANTS |= {"MISS": MISS, "STOPPED": STOPPED, "ERROR": ERROR}
-assert STACK_BYTES < 1 << 20  # well inside the stack of any thread
 
-LEAVES = '''
+TEXT = '''
 def returned(variant, tensors, outputs, k):
     """The k-th tensor that the function returns (borrowed).  An entry of the table: input number, or -1 - output number."""
     index = i64[i64[variant + V_RETURN_TABLE] + 8 * k]
@@ -88,9 +85,7 @@ def run_python(variant, tensors):
         decref(value)
         return STOPPED
     return value
-'''
 
-TEXT = '''
 def call(self, args, nargs, kwnames):
     words = i64[self + 16] + 32
     table = i64[words + E_TABLE]

@@ -1,0 +1,158 @@
+"""Native text of the pool: blocks of memory that are handed out, taken back and kept.
+
+Layout of a block: a page with the header {next, bytes, list, mapping, mapping bytes} and, at 64, the DLPack record of the
+tensor that lies there; then the payload, which starts on a page, or on a huge page if it is larger than two of them.
+Invariant: idle blocks never hold more than `limit` bytes: when they would, all of them go back to the system.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+PAGE = 4096
+HUGE_PAGE = 2 << 20
+LARGE_BYTES = 1 << 20  # results from here on live in the pool; below, malloc keeps what is freed by itself
+LISTS = 256
+# words of the pool's state, as offsets in bytes
+STATE = {"LOCK": 0, "IDLE": 8, "USED": 16, "LIMIT": 24, "HITS": 32, "MISSES": 40, "HEADS": 64}
+CONSTANTS = {
+    **STATE, "LISTS": LISTS, "PAGE": PAGE, "HUGE_PAGE": HUGE_PAGE, "LARGE_BYTES": LARGE_BYTES,
+    "MAP_FLAGS": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, "HUGE_ADVICE": getattr(mmap, "MADV_HUGEPAGE", 0),
+}  # fmt: skip
+
+TEXT = '''
+def lock():
+    tries = 0
+    while swap(POOL + LOCK, 1) != 0:
+        tries += 1
+        if tries & 63 == 0:
+            sched_yield()
+    return 0
+
+def unlock():
+    return swap(POOL + LOCK, 0)
+
+def pool_map(bytes, list):
+    """A new block from the system; 0 if there is none."""
+    align = PAGE
+    if bytes >= 2 * HUGE_PAGE:
+        align = HUGE_PAGE
+    length = bytes + PAGE + align - PAGE
+    base = mmap(0, length, 3, MAP_FLAGS, -1, 0)
+    if base == -1:
+        return 0
+    payload = (base + PAGE + align - 1) & -align
+    begin = payload - PAGE
+    end = payload + bytes
+    if begin > base:
+        munmap(base, begin - base)
+    if base + length > end:
+        munmap(end, base + length - end)
+    if align == HUGE_PAGE:
+        madvise(payload, bytes, HUGE_ADVICE)
+    i64[begin + 8] = bytes
+    i64[begin + 16] = list
+    return payload
+
+def pool_take(nbytes):
+    """A block of at least nbytes: the address of its payload; 0 if there is no memory."""
+    last = nbytes - 1
+    if last < PAGE - 1:
+        last = PAGE - 1
+    power = 63 - leading_zeros(last)
+    shift = power - 2
+    bytes = ((last >> shift) + 1) << shift
+    bytes = (bytes + PAGE - 1) & -PAGE
+    list = (power << 2) + ((last >> shift) & 3)
+    head = POOL + HEADS + 8 * list
+    lock()
+    payload = i64[head]
+    i64[POOL + USED] += bytes
+    if payload != 0:
+        i64[head] = i64[payload - PAGE]
+        i64[POOL + IDLE] -= bytes
+        i64[POOL + HITS] += 1
+        unlock()
+        return payload
+    i64[POOL + MISSES] += 1
+    unlock()
+    payload = pool_map(bytes, list)
+    if payload == 0:
+        pool_clear()
+        payload = pool_map(bytes, list)
+        if payload == 0:
+            lock()
+            i64[POOL + USED] -= bytes
+            unlock()
+    return payload
+
+def pool_give(payload):
+    """Takes a block back."""
+    begin = payload - PAGE
+    bytes = i64[begin + 8]
+    head = POOL + HEADS + 8 * i64[begin + 16]
+    lock()
+    if i64[POOL + IDLE] + bytes > i64[POOL + LIMIT]:
+        unlock()
+        pool_clear()
+        lock()
+    i64[POOL + USED] -= bytes
+    if bytes > i64[POOL + LIMIT]:
+        unlock()
+        return munmap(begin, bytes + PAGE)
+    i64[begin] = i64[head]
+    i64[head] = payload
+    i64[POOL + IDLE] += bytes
+    unlock()
+    return 0
+
+def pool_clear():
+    """Gives all idle blocks back to the system."""
+    all = 0
+    lock()
+    for list in range(0, LISTS):
+        payload = i64[POOL + HEADS + 8 * list]
+        i64[POOL + HEADS + 8 * list] = 0  # before the blocks are linked anew: a fork in between loses them, nothing worse
+        while payload != 0:
+            next = i64[payload - PAGE]
+            i64[payload - PAGE] = all
+            all = payload
+            payload = next
+    i64[POOL + IDLE] = 0
+    unlock()
+    while all != 0:
+        next = i64[all - PAGE]
+        munmap(all - PAGE, i64[all - PAGE + 8] + PAGE)
+        all = next
+    return 0
+
+def pool_delete(record):
+    """Deleter of a DLPack record: the tensor's storage has died."""
+    pool_give(record - 64 + PAGE)
+    return 0
+
+def pool_tensor(nbytes, ndim, sizes, strides, dtype, result):
+    """Stores a new tensor over a block in i64[result]; its data, or 0 (with a Python error set, unless memory has run out)."""
+    payload = pool_take(nbytes)
+    if payload == 0:
+        return 0
+    record = payload - PAGE + 64
+    i64[record] = DLPACK_VERSION
+    i64[record + 8] = 0
+    i64[record + 16] = pool_delete
+    i64[record + 24] = 0
+    i64[record + 32] = payload
+    i64[record + 40] = 1
+    i32[record + 48] = ndim
+    i32[record + 52] = dtype
+    i64[record + 56] = sizes
+    i64[record + 64] = strides
+    i64[record + 72] = 0
+    if dl_to_object(record, result) != 0:
+        pool_give(payload)
+        return 0
+    storage = i64[i64[i64[result] + IMPL] + STORAGE]
+    u8[storage + RESIZABLE] = 1
+    i64[storage + ALLOCATOR] = CPU_ALLOCATOR
+    return payload
+'''
