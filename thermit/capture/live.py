@@ -192,20 +192,51 @@ class LiveMode(TorchDispatchMode):
         real, leaf = stand_in.backing, False
         if real is None or stand_in._use_count() > 1:
             return False
-        if stand_in.requires_grad:  # only what is a leaf, and that nothing was made of yet, can be exchanged
-            if inside or has_history(stand_in) or stand_in.grad is not None or self._is_argument(stand_in):
+        view = stand_in.requires_grad and stand_in._is_view()  # of an argument, without gradients: the real one is such a view itself
+        if stand_in.requires_grad and (inside or not view):  # only what is a leaf, and that nothing was made of yet, can be exchanged
+            if inside or has_history(stand_in) or stand_in.grad is not None:
                 return False
             leaf = True
         with _unrecorded():
-            partner = real if sys.getrefcount(real) <= 3 else real.detach()  # someone else holds the real one: it stays what it is
+            mine = sys.getrefcount(real) <= 3 and not self._is_argument(stand_in)
+            partner = real if mine else real.detach()  # someone else holds the real one: it stays what it is
             torch._C._swap_tensor_impl(stand_in, partner)
         kind = torch.nn.Parameter if "_is_param" in stand_in.__dict__ else torch.Tensor
         stand_in.__dict__.clear()
         object.__dict__["__class__"].__set__(stand_in, kind)
-        stand_in.requires_grad_(leaf)
+        if not view:
+            stand_in.requires_grad_(leaf)
         if inside:
             self.kept.append(partner)
         return True
+
+
+    def released(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A real tensor in place of a stand-in that could not become one: what autograd knows of it goes on behind."""
+        if not is_stand_in(tensor) or tensor.backing is None:  # type: ignore[attr-defined]
+            return tensor
+        real: torch.Tensor = tensor.backing  # type: ignore[attr-defined]
+        if not tensor.requires_grad or tensor._is_view():
+            return real
+        if tensor.grad_fn is not None:
+            with torch.enable_grad():
+                return _Released.apply(tensor, real)  # type: ignore[no-untyped-call,no-any-return]
+        real.requires_grad_()
+        real.grad = None if tensor.grad is None else _real(tensor.grad)
+        tensor.register_post_accumulate_grad_hook(lambda leaf: setattr(real, "grad", _real(leaf.grad)))
+        return real
+
+
+class _Released(torch.autograd.Function):
+    """The real tensor behind a stand-in that autograd has made: gradients pass to the stand-in."""
+
+    @staticmethod
+    def forward(ctx: Any, stand_in: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        return real.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
 
 
 _warned: dict[Any, Any] = {}

@@ -139,7 +139,7 @@ def _returned(recorder: Recorder, value: Any) -> Any:
     for i in arguments:  # kept where this does not look, in an object or a generator: a tensor on the same memory
         if is_stand_in(i.stand_in):
             recorder.become_real(i.stand_in, inside=False)
-    return value
+    return replaced(value, recorder.released)
 
 
 def _make_real(recorder: Recorder) -> None:
