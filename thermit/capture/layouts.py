@@ -197,8 +197,8 @@ def _convolved(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     filters = torch.empty_strided(weight.geometry.sizes, weight.geometry.strides, dtype=weight.dtype).unsqueeze(2)
     ones = None if bias is None else torch.empty(bias.geometry.sizes, dtype=bias.dtype)
     two = [1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups
-    backend = torch._C._select_conv_backend(image, filters, ones, *two)  # type: ignore[attr-defined]
-    if torch._C._conv_determine_backend_memory_format(image, filters, backend) is not torch.channels_last:  # type: ignore[attr-defined]
+    backend = torch._C._select_conv_backend(image, filters, ones, *two)
+    if torch._C._conv_determine_backend_memory_format(image, filters, backend) is not torch.channels_last:
         return result
     outer, channels, _, inner = channels_last_strides((*sizes[:2], 1, sizes[2]))
     return result._replace(geometry=Geometry(sizes, (outer, channels, inner), 0))

@@ -157,7 +157,11 @@ class LiveMode(TorchDispatchMode):
             if i.source is not None:
                 i.stand_in.backing = i.tensor
         for entry in self.record.log:
-            result = self._run(entry.func, entry.args, entry.kwargs)
+            if entry.inference == torch.is_inference_mode_enabled():
+                result = self._run(entry.func, entry.args, entry.kwargs)
+            else:
+                with torch.inference_mode(entry.inference), torch.no_grad():
+                    result = self._run(entry.func, entry.args, entry.kwargs)
             for stand_in, real in zip(entry.results, tensors_in(result), strict=True):
                 if is_stand_in(stand_in) and stand_in.backing is None:
                     stand_in.backing = real
@@ -210,7 +214,6 @@ class LiveMode(TorchDispatchMode):
             self.kept.append(partner)
         return True
 
-
     def released(self, tensor: torch.Tensor) -> torch.Tensor:
         """A real tensor in place of a stand-in that could not become one: what autograd knows of it goes on behind."""
         if not is_stand_in(tensor) or tensor.backing is None:  # type: ignore[attr-defined]
@@ -220,7 +223,7 @@ class LiveMode(TorchDispatchMode):
             return real
         if tensor.grad_fn is not None:
             with torch.enable_grad():
-                return _Released.apply(tensor, real)  # type: ignore[no-untyped-call,no-any-return]
+                return _Released.apply(tensor, real)
         real.requires_grad_()
         real.grad = None if tensor.grad is None else _real(tensor.grad)
         tensor.register_post_accumulate_grad_hook(lambda leaf: setattr(real, "grad", _real(leaf.grad)))

@@ -58,6 +58,7 @@ class Recorder(LiveMode):
         self.shared: set[Cell] = set()
         self.stand_ins: list[StandIn] = []
         self.differentiable: list[StandIn] = []
+        self.inference = torch.is_inference_mode_enabled()
 
     # ------------------------------------------------------------------------------------------ inputs
     def add_input(self, tensor: torch.Tensor, source: Source | None) -> StandIn:
@@ -137,7 +138,10 @@ class Recorder(LiveMode):
     def _new(self, node: Node, meta: Meta) -> StandIn:
         """A stand-in on storage of its own."""
         geometry = meta.geometry if meta.geometry.offset == 0 else meta.geometry._replace(offset=0)
-        return self._on(Cell(node, geometry), geometry, meta.dtype)
+        inference = torch.is_inference_mode_enabled()
+        if self.inference and not inference:
+            raise GoLive("ordinary tensors are made inside inference mode")
+        return self._on(Cell(node, geometry, inference=inference and not self.inference), geometry, meta.dtype)
 
     def _on(self, cell: Cell, geometry: Geometry, dtype: torch.dtype) -> StandIn:
         stand_in = StandIn(self, cell, geometry, DTYPE_OF[dtype], dtype)
@@ -191,13 +195,13 @@ class Recorder(LiveMode):
                 if func is aten._local_scalar_dense.default and (known := self.constant(self.adopt(args[0]))) is not None:
                     return known.item()
                 raise GoLive(f"{func} needs values", reads=torch.Tag.data_dependent_output in func.tags)
-        self.record.log.append(Entry(func, args, kwargs, tensors_in(result)))
+        self.record.log.append(Entry(func, args, kwargs, tensors_in(result), torch.is_inference_mode_enabled()))
         return result
 
     def _lift(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> StandIn:
         known = self.known.get(id(args[0]))
         stand_in = self._constant(args[0]) if known is None else known
-        self.record.log.append(Entry(func, args, kwargs, (stand_in,)))
+        self.record.log.append(Entry(func, args, kwargs, (stand_in,), torch.is_inference_mode_enabled()))
         return stand_in
 
     def _metas(self, value: Any) -> Any:
@@ -371,6 +375,8 @@ class Recorder(LiveMode):
     def _put(self, target: StandIn, node: Node) -> None:
         if target.cell in self.shared:
             raise GoLive("a write to memory that two tensors share")
+        if target.cell.inference and not torch.is_inference_mode_enabled():
+            raise GoLive("a write to an inference tensor outside inference mode")
         try:
             target.cell.write(target.geometry, target.element, b.cast(node, target.element))
         except CannotWrite:

@@ -77,12 +77,13 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One ATen call as it was made, for the replay."""
+    """One ATen call as it was made, for the replay.  `inference`: in inference mode."""
 
     func: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: tuple[Any, ...]
+    inference: bool = False
 
 
 @dataclass

@@ -399,6 +399,7 @@ class Cell:
     base: Geometry
     origin: int = -1
     writes: int = 0
+    inference: bool = False
     windows: dict[tuple[Geometry, DType], Steps | None] = field(default_factory=dict)
 
     def steps(self, view: Geometry, dtype: DType) -> Steps | None:

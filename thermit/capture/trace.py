@@ -21,7 +21,7 @@ from thermit import aten
 from thermit.aten.table import TABLE
 from thermit.capture.recorder import Recorder
 from thermit.capture.recording import CLOSED, LIVE, TRACING, GoLive, Input, Line, Restart, Watcher
-from thermit.capture.signature import Source
+from thermit.capture.signature import Call, Source
 from thermit.capture.standin import StandIn, has_history, is_stand_in
 from thermit.capture.storage import Cell, Geometry, is_dense, overlaps_itself, window, write
 from thermit.capture.structure import Template
@@ -195,7 +195,24 @@ def _captured(recorder: Recorder, value: Any, template: Templates) -> Trace:
     strides = tuple(slot.tensor.stride() for slot in record.inputs)
     graph = Graph(nodes, strides, outputs, updates, tuple(record.effects), returns)
     recorder.state = CLOSED
+    inference = {k for k, stand_in in enumerate(made) if stand_in.cell.inference}
+    if inference:
+        form = _in_inference_mode(form, inference)
     return Trace(graph, tuple(record.inputs), form, needs_call, record.lines, tuple(record.notes), tuple(record.calls))
+
+
+def _in_inference_mode(form: Template, places: set[int]) -> Template:
+    """The template of a function that enters inference mode: the tensors at these places were made there."""
+
+    def made_there(tensor: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            empty = torch.empty(0, dtype=tensor.dtype)
+            return empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def build(tensors: Sequence[torch.Tensor], call: Call, made: dict[int, Any]) -> Any:
+        return form.build_node([made_there(t) if k in places else t for k, t in enumerate(tensors)], call, made)
+
+    return Template("", build)
 
 
 def _is_input(recorder: Recorder, stand_in: StandIn) -> bool:
