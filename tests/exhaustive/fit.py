@@ -36,6 +36,7 @@ class Fit:
     degree: int
     form: str = "float64"
     exact: int | None = None
+    first: tuple[float, ...] = ()
 
 
 def even(f: Function) -> Function:
@@ -55,6 +56,10 @@ def log_rest(f: mp.mpf) -> mp.mpf:
 
 def log_weight(f: mp.mpf) -> mp.mpf:
     return f**2 / abs(mp.log1p(f))
+
+
+def log_of_base(base: int) -> tuple[Function, Function]:
+    return lambda f: log_rest(f) / mp.log(base), lambda f: log_weight(f) * mp.log(base)
 
 
 def erfc_ratio(t: mp.mpf) -> mp.mpf:
@@ -95,9 +100,9 @@ def scaled_erfc(t: mp.mpf) -> mp.mpf:
 
 FITS: dict[str, Fit] = {
     "EXP_SINGLE": Fit("(e^r - 1 - r) / r^2", lambda r: (mp.expm1(r) - r) / r**2, lambda r: r**2 * mp.exp(-r), -LN2_HALF, LN2_HALF, 5, "float32"),
-    "LOG_SINGLE": Fit(
-        "(log(1 + f) - f + f^2 / 2) / f^3", lambda f: (log_rest(f) + 0.5) / f, lambda f: f * log_weight(f), -0.2929, 0.41422, 8, "float32", exact=4
-    ),
+    "LOG_SINGLE": Fit("(log(1 + f) - f) / f^2", log_rest, log_weight, -0.29291, 0.41423, 8, "float32", exact=0),
+    "LOG2_SINGLE": Fit("(log2(1 + f) - f / ln 2) / f^2", *log_of_base(2), -0.29291, 0.41423, 8, "float32", exact=0),
+    "LOG10_SINGLE": Fit("(log10(1 + f) - f / ln 10) / f^2", *log_of_base(10), -0.29291, 0.41423, 8, "float32", exact=0),
     "EXPM1_SINGLE": Fit("(e^r - 1) / r", lambda r: mp.expm1(r) / r, lambda r: r * mp.exp(-r), -LN2_HALF, LN2_HALF, 5, "float32"),
     "SIN_SINGLE": Fit(
         "sin(r) / r - 3/4 + t / 8 in t = r^2 - 3/2",
@@ -127,6 +132,17 @@ FITS: dict[str, Fit] = {
         9,
         "float32",
         exact=0,
+    ),
+    "ATAN_SINGLE": Fit(
+        "atan(q) / q - 7/8 in q^2",
+        even(lambda q: mp.atan(q) / q - mp.mpf(7) / 8),
+        even(lambda q: q / mp.atan(q)),
+        0,
+        1,
+        9,
+        "float32",
+        exact=0,
+        first=(0.125,),
     ),
     "EXPM1_SHORT": Fit("(e^r - 1) / r", lambda r: mp.expm1(r) / r, lambda r: r / mp.expm1(r), -LN2_HALF, LN2_HALF, 6),
     "EXP_SHORT": Fit("e^r", mp.exp, lambda r: mp.exp(-r), -LN2_HALF, LN2_HALF, 6),
@@ -171,7 +187,7 @@ def kept() -> dict[str, tuple[str, str]]:
 
 
 def made(name: str, f: Fit) -> tuple[str, str]:
-    coefficients, error = fit(f.f, f.weight, f.low, f.high, f.degree, f.form, f.exact)
+    coefficients, error = fit(f.f, f.weight, f.low, f.high, f.degree, f.form, f.exact, f.first)
     rows = "".join(f"    {c!r},\n" for c in coefficients)
     return f"# {f.what} on [{f.low:.6g}, {f.high:.6g}]: 2^{error:.1f}", f"{name} = (\n{rows})"
 

@@ -96,8 +96,8 @@ def _remez(grid: Grid, value: list[mp.mpf], first: int, degree: int) -> tuple[li
     return best
 
 
-def moved(grid: Grid, rest: list[mp.mpf], rounded: list[float], form: str) -> list[float]:
-    """The coefficients, one, two or three at a time a unit of the last place up or down for as long as that makes the largest error smaller."""
+def moved(grid: Grid, rest: list[mp.mpf], rounded: list[float], given: int, form: str) -> list[float]:
+    """The coefficients, those after the `given` ones moved by a unit of the last place, one, two or three at a time, while that helps."""
     units = [float(np.spacing(np.dtype(form).type(abs(c)))) for c in rounded]
     columns = [np.array([float(mp.mpf(u) * x**k * w) for x, w in zip(grid.x, grid.w, strict=True)]) for k, u in enumerate(units)]
     error = np.array([float(r * w) for r, w in zip(rest, grid.w, strict=True)])
@@ -105,7 +105,7 @@ def moved(grid: Grid, rest: list[mp.mpf], rounded: list[float], form: str) -> li
     moves = [
         list(zip(places, by, strict=True))
         for size, sizes in steps.items()
-        for places in itertools.combinations(range(len(rounded)), size)
+        for places in itertools.combinations(range(given, len(rounded)), size)
         for by in itertools.product(sizes, repeat=size)
     ]
     by_units = np.zeros(len(rounded))
@@ -122,16 +122,23 @@ def moved(grid: Grid, rest: list[mp.mpf], rounded: list[float], form: str) -> li
 
 
 def fit(
-    f: Function, weight: Function, low: float, high: float, degree: int, form: str = "float64", exact: int | None = None
+    f: Function,
+    weight: Function,
+    low: float,
+    high: float,
+    degree: int,
+    form: str = "float64",
+    exact: int | None = None,
+    first: tuple[float, ...] = (),
 ) -> tuple[list[float], float]:
     """Coefficients (lowest power first) of a polynomial near f, and log2 of the largest of |error * weight|.
 
     The first `exact` coefficients (all for float32, four for float64) are each rounded before the others are fitted;
-    0: all are rounded at once and then moved by units of the last place.
+    0: all are rounded at once and then moved by units of the last place.  `first`: coefficients that are given.
     """
     grid = Grid(f, weight, low, high, degree)
-    rest = list(grid.f)
-    rounded: list[float] = []
+    rest = [f - sum(mp.mpf(c) * x**k for k, c in enumerate(first)) for f, x in zip(grid.f, grid.x, strict=True)]
+    rounded = list(first)
     steps = exact if exact is not None else (degree + 1 if form == "float32" else 4)
     while len(rounded) <= degree:
         coefficients, _ = _remez(grid, rest, len(rounded), degree)
@@ -142,7 +149,7 @@ def fit(
             rest = [r - mp.mpf(value) * x**power for r, x in zip(rest, grid.x, strict=True)]
             rounded.append(value)
     if steps == 0:
-        rounded = moved(grid, rest, rounded, form)
+        rounded = moved(grid, rest, rounded, len(first), form)
         rest = [f - sum(mp.mpf(c) * x**k for k, c in enumerate(rounded)) for f, x in zip(grid.f, grid.x, strict=True)]
     worst = max(abs(r * w) for r, w in zip(rest, grid.w, strict=True))
     return rounded, float(mp.log(worst, 2)) if worst else -999.0

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from thermit.codegen import circular, double, single_arcs, single_circular, single_erf, single_exp, single_log, single_pow
 from thermit.codegen.target import Target
-from thermit.codegen.unfused import fma_without_instruction
+from thermit.codegen.unfused import without_fma
 from thermit.errors import CompileError
 from thermit.ir import prims as p
 from thermit.ir.build import rebuild
@@ -75,14 +75,7 @@ class Legalizer:
 
     def _without_fma(self, root: Node, known: Iterable[Node]) -> Node:
         """The expression with fused operations spelled out where the target has none; `known` are legal and stay."""
-        if self.target.has_fma:
-            return root
-        done = {node: node for node in toposort(known)}
-        for node in toposort([root]):
-            if node not in done:
-                args = tuple(done[a] for a in node.args)
-                done[node] = fma_without_instruction(*args) if node.prim is p.FMA else rebuild(node, args)
-        return done[root]
+        return root if self.target.has_fma else without_fma(root, known)
 
     def _optional(self, root: Node | None) -> Node | None:
         return None if root is None else self.expression(root)

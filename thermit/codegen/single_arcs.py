@@ -1,13 +1,15 @@
-"""float32 inverse circular functions."""
+"""float32 inverse circular functions: atan in float32, the others by way of float64."""
 
 from __future__ import annotations
 
 import math
 
 from thermit.codegen import coefficients as c
-from thermit.codegen.arithmetic import narrow, polynomial, wide
-from thermit.ir.build import abs_, add, copysign, div, eq, fma, gt, like, lt, mul, ne, or_, sqrt, sub, where
+from thermit.codegen.arithmetic import at_least, at_most, bits, from_bits, narrow, paired, polynomial, wide, with_sign_of
+from thermit.ir.build import abs_, add, copysign, div, eq, fma, gt, like, lt, mul, ne, neg, or_, sqrt, sub, where, xor
 from thermit.ir.node import Node
+
+HALF_PI_HIGH, HALF_PI_LOW = 1.5707963705062866, -4.371139000186241e-08  # pi / 2 in float32, and the rest
 
 
 def atan2(y: Node, x: Node) -> Node:
@@ -24,11 +26,19 @@ def atan2(y: Node, x: Node) -> Node:
 
 
 def atan(x: Node) -> Node:
-    w = wide(abs_(x))
-    steep = gt(w, 1.0)
-    q = where(steep, div(like(1.0, w), w), w)
-    angle = mul(q, polynomial(mul(q, q), c.ATAN_SHORT))
-    return copysign(narrow(where(steep, sub(like(math.pi / 2, w), angle), angle)), x)
+    """atan q or pi / 2 - atan q, where q is |x| or 1 / |x|: 7/8 q is added to the base exactly, as a pair, and the rest, q p(q^2), is small."""
+    size = at_most(abs_(x), 2.0**100)
+    steep = gt(size, 1.0)
+    above, below = at_most(size, 1.0), at_least(size, 1.0)
+    q = div(above, below)
+    left = fma(neg(q), below, above)  # what the division left
+    zero = like(0.0, x)
+    signed = from_bits(xor(bits(q), bits(where(steep, like(-0.0, x), zero))))
+    base = where(steep, like(HALF_PI_HIGH, x), zero)
+    top = fma(signed, like(0.875, x), base)
+    rest = add(fma(signed, like(0.875, x), sub(base, top)), where(steep, like(HALF_PI_LOW, x), zero))
+    rest = fma(left, mul(signed, 0.5), rest)  # 1 / below is q, and the slope of atan 1/2 where this counts
+    return with_sign_of(x, add(top, fma(signed, paired(mul(q, q), c.ATAN_SINGLE), rest)))
 
 
 def _arc(x: Node) -> tuple[Node, Node, Node]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 
 from thermit.codegen import coefficients as c
-from thermit.codegen.arithmetic import at_least, at_most, narrow, polynomial, split_exponent, wide
+from thermit.codegen.arithmetic import Pair, at_least, at_most, narrow, polynomial, split_exponent, wide
 from thermit.codegen.ends import pow_ends
 from thermit.codegen.single_exp import exp2_wide
-from thermit.codegen.single_log import LOG2_E, normal
-from thermit.ir.build import abs_, add, eq, fma, like, mul, or_, sqrt, sub, where
+from thermit.codegen.single_log import LOG2_E
+from thermit.ir.build import abs_, add, eq, fma, like, lt, mul, or_, sqrt, sub, where
 from thermit.ir.node import Node
+
+
+def normal(x: Node) -> Pair:
+    """x as a normal number times 2^shift."""
+    tiny = lt(x, 2.0**-126)
+    return where(tiny, mul(x, 2.0**23), x), where(tiny, like(-23.0, x), like(0.0, x))
 
 
 def pow_(x: Node, y: Node) -> Node:

@@ -10,12 +10,19 @@ Invariant: no instruction traps or yields poison on any operand, none is fast-ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from thermit.codegen.casts import cast
 from thermit.codegen.literals import Writer, constant, intrinsic, is_signed, register_type, scalar_type, type_suffix, vector
+from thermit.codegen.rare import RARE
 from thermit.codegen.remainder import fmod_text
+from thermit.codegen.target import Target
+from thermit.codegen.unfused import without_fma
+from thermit.codegen.writer import FunctionWriter
 from thermit.errors import CompileError
 from thermit.ir import prims as p
-from thermit.ir.node import Node
+from thermit.ir.build import local
+from thermit.ir.node import Node, toposort
 from thermit.ir.prims import Prim
 from thermit.ir.types import BOOL, FLOAT32, FLOAT64, DType
 
@@ -51,7 +58,7 @@ def apply(w: Writer, prim: Prim, dtype: DType, args: list[str], lanes: int, know
 
 # ---------------------------------------------------------------------------------------------- seldom
 def _seldom(w: Writer, function: str, dtype: DType, args: list[str], lanes: int) -> str:
-    """args[2], but the C library's function of args[1] where args[0] holds: a branch that is hardly ever taken.
+    """args[2], but the function of args[1] (that of codegen/rare.py or of the C library) where args[0] holds: a branch that is hardly ever taken.
 
     The weights keep the block and what it spills out of the way.  They are metadata, which LLVM wants at the level of the module.
     """
@@ -59,8 +66,10 @@ def _seldom(w: Writer, function: str, dtype: DType, args: list[str], lanes: int)
     of, flag = register_type(dtype, lanes), vector("i1", lanes)
     w.helper("weights", lambda: '!0 = !{!"branch_weights", i32 1, i32 1000000}\n')
     name = f"{function}.{type_suffix(dtype)}.{lanes}"
-    helper = w.helper(name, lambda: _library_text(name, function, dtype, lanes))
-    w.helper(function, lambda: f"declare double @{function}(double) nounwind\n")
+    own = RARE.get((function, dtype))
+    helper = w.helper(name, lambda: _own_text(w.target, name, own, dtype, lanes) if own else _library_text(name, function, dtype, lanes))
+    if own is None:
+        w.helper(function, lambda: f"declare double @{function}(double) nounwind\n")
     near, far, join = w.label("near"), w.label("far"), w.label("join")
     w.append(f"  br label %{near}")
     w.begin_block(near)
@@ -71,6 +80,22 @@ def _seldom(w: Writer, function: str, dtype: DType, args: list[str], lanes: int)
     w.append(f"  br label %{join}")
     w.begin_block(join)
     return w.op(f"phi {of} [ {usual}, %{near} ], [ {called}, %{far} ]")
+
+
+def _own_text(target: Target, name: str, function: Callable[[Node], Node], dtype: DType, lanes: int) -> str:
+    """A private function: `function` of each lane of %x where %c holds, %y elsewhere."""
+    of, flag = register_type(dtype, lanes), vector("i1", lanes)
+    w, x = FunctionWriter(target, {}), local("x", dtype)
+    root = function(x) if target.has_fma else without_fma(function(x), [x])
+    texts = {x: "%x"}
+    for node in toposort([root]):
+        if node.prim is p.CONST:
+            texts[node] = constant(node.attrs.value, node.dtype, lanes)
+        elif node is not x:
+            texts[node] = spell(w, node, [texts[a] for a in node.args], lanes)
+    result = w.op(f"select {flag} %c, {of} {texts[root]}, {of} %y")
+    lines = "\n".join(w.scopes[0].lines)
+    return f"define internal {of} @{name}({flag} %c, {of} %x, {of} %y) noinline cold nounwind {{\n{lines}\n  ret {of} {result}\n}}\n"
 
 
 def _library_text(name: str, function: str, dtype: DType, lanes: int) -> str:
