@@ -63,7 +63,30 @@ class Lowering:
             return NotImplemented
         if self.floats and not nodes[0].dtype.is_float:
             return NotImplemented
+        unsigned = kwargs.get("dtype") in _WIDE_UNSIGNED or any(TORCH_OF[node.dtype] in _WIDE_UNSIGNED for node in nodes)
+        if unsigned and not _takes_wide_unsigned(self.op):
+            return NotImplemented
         return self.function(*args, **kwargs)
+
+
+# Types that eager has few kernels for.  Pointwise rows are safe: capture has tried the real kernel; of the others those that move and add.
+_WIDE_UNSIGNED = frozenset((torch.uint16, torch.uint32, torch.uint64))
+_MOVES = frozenset(
+    (
+        "cat", "stack", "clone", "copy", "repeat", "roll", "_to_copy", "constant_pad_nd", "block_diag", "diag_embed", "index", "index_select",
+        "embedding", "select_scatter", "slice_scatter", "diagonal_scatter", "full", "zeros", "ones", "full_like", "zeros_like", "ones_like",
+        "new_full",
+        "new_zeros", "new_ones", "fill", "zero", "sum", "prod", "cumsum", "cumprod", "any", "all", "unsafe_split",
+    )
+)  # fmt: skip
+_NOT_TRIED = frozenset(("pow.Scalar", "masked_fill.Scalar", "masked_fill.Tensor"))  # pointwise, but capture does not run them
+
+
+def _takes_wide_unsigned(op: OpOverload) -> bool:
+    name = op.overloadpacket.__name__
+    if torch.Tag.pointwise in op.tags:
+        return f"{name}.{op._overloadname}" not in _NOT_TRIED
+    return name in _MOVES or name.endswith("_copy")
 
 
 TABLE: dict[OpOverload, Lowering] = {}
