@@ -95,6 +95,45 @@ def pickled(x):
     return x * 2
 
 
+@thermit.jit
+def decorated(x):
+    return x * 2
+
+
+class Decorated:
+    @thermit.jit
+    def method(self, x):
+        return x + 1
+
+    @staticmethod
+    @thermit.jit
+    def static(x):
+        return x - 1
+
+
+def test_what_took_its_functions_name_is_pickled_by_it():
+    for jitted in (decorated, Decorated.method, Decorated.static):
+        assert pickle.loads(pickle.dumps(jitted)) is jitted and copy.deepcopy([jitted])[0] is jitted
+    bound = pickle.loads(pickle.dumps(Decorated().method))
+    assert torch.equal(bound(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_what_has_no_name_is_not_pickled():
+    def inner(x):
+        return x
+
+    for jitted in (thermit.jit(lambda x: x), thermit.jit(inner)):
+        with pytest.raises((pickle.PicklingError, AttributeError), match="pickle"):
+            pickle.dumps(jitted)
+    with pytest.raises(pickle.PicklingError, match="decorated is another jitted function"):
+        pickle.dumps(thermit.jit(decorated))
+
+
+def test_a_stage_that_cannot_be_left_out():
+    with pytest.raises(ValueError, match="THERMIT_SKIP: no stage is called tile, foo; those that can be left out are simplify"):
+        thermit.config.Config.from_environment({"THERMIT_SKIP": "tile,simplify,foo"})
+
+
 def test_a_module_stays_itself():
     m = torch.nn.Linear(3, 4)
     assert thermit.jit(m) is m and list(thermit.jit(m).state_dict()) == ["weight", "bias"]

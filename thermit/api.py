@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import pickle
 import sys
 import threading
 import time
@@ -183,7 +184,14 @@ class JitFunction:
         return f"<thermit.jit of {self.__wrapped__!r}>"
 
     def __reduce__(self) -> Any:
-        state = self._state
+        state, name = self._state, self.__dict__.get("__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:  # it took the name of its function: pickled by that name, as functions are
+            return name
+        if isinstance(found, JitFunction):
+            raise pickle.PicklingError(f"{self!r} cannot be pickled by its name: {self.__module__}.{name} is another jitted function now")
         return _restored, (self.__wrapped__, state.strict, state.max_variants, state.on_miss)
 
     def __copy__(self) -> JitFunction:
@@ -434,8 +442,11 @@ def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bo
         holder.append(recorder)
         substitution = Substitution(call.args, call.kwargs, recorder.known)
         watcher.adopt(substitution.copies)
-        with substitution as inside, watcher:
-            return substitution.given_back(function(*inside.args, **inside.kwargs))
+        try:
+            with substitution as inside, watcher:
+                return substitution.given_back(function(*inside.args, **inside.kwargs))
+        finally:
+            watcher.stop()
 
     def template(value: Any) -> tuple[Template, list[Any], bool]:
         placed = False

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+STAGES = ("simplify",)  # what `skip` can leave out
+
 
 def _option(default: Any, variable: str, in_key: bool, doc: str) -> Any:
     return field(default=default, metadata={"variable": variable, "in_key": in_key, "doc": doc})
@@ -16,7 +18,7 @@ class Config:
     """The options.  `Config.from_environment()` reads the variables; docs/options.md is made from this table."""
 
     debug: int = _option(0, "THERMIT_DEBUG", False, "what to print: 1 compilations, 2 graphs, 3 kernels, 4 loops, 5 LLVM, 6 assembly")
-    skip: tuple[str, ...] = _option((), "THERMIT_SKIP", True, "stages to leave out, by name (simplify, fuse), to bisect a fault")
+    skip: tuple[str, ...] = _option((), "THERMIT_SKIP", True, "stages to leave out, by name (simplify), to bisect a fault")
     disable: bool = _option(False, "THERMIT_DISABLE", False, "run everything eagerly")
     log_compiles: bool = _option(False, "THERMIT_LOG_COMPILES", False, "say on stderr what is compiled, why, and how long it took")
     raise_faults: bool = _option(False, "THERMIT_RAISE", False, "raise thermit's own faults instead of warning and running eagerly (tests do)")
@@ -41,6 +43,11 @@ class Config:
             except (KeyError, ValueError):
                 raise ValueError(f"{f.metadata['variable']}={text!r}: not a {type(f.default).__name__}") from None
         return Config(**changes)
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.skip if name not in STAGES]
+        if unknown:
+            raise ValueError(f"THERMIT_SKIP: no stage is called {', '.join(unknown)}; those that can be left out are {', '.join(STAGES)}")
 
     @property
     def key(self) -> tuple[Any, ...]:
