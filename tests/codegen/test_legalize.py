@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.codegen.native import run, same
 from tests.exhaustive.reference import LONG, ErrorKernel, batches, compiled, differences, eager, functions, in_long_double, specials, ulps32, ulps64
 from thermit.codegen.legalize import MATHEMATICS, legalize
 from thermit.codegen.target import host_target
@@ -115,6 +116,41 @@ def test_meaning_in_numpy_agrees(dtype: DType) -> None:
         if node not in values:
             values[node] = np.broadcast_to(interp.evaluate(node, [values[a] for a in node.args]), arguments.shape)
     assert np.array_equal(values[root], compiled(p.EXP, arguments), equal_nan=True)
+
+
+@every_float
+@pytest.mark.parametrize("power", [2.5, -1.5, 1 / 3, 0.5, 0.1, -0.1, 1e-30, 3.0, -3.0, 4.0, -4.0, 1e30, 0.0, np.inf, -np.inf, np.nan])
+def test_known_powers(dtype: DType, power: float) -> None:
+    """Where the exponent is a constant the ends are decided when the program is made: the same results as with an exponent that is read."""
+    special, *_ = specials(p.EXP, dtype)
+    sampled = [x for x, _ in batches(p.POW, dtype, 1024, 6)]
+    x = np.ascontiguousarray(np.concatenate([special, *sampled]))
+    index = b.index("i")
+    base = b.load("x", dtype, index)
+    memories = (Memory("x", dtype, "in", x.size), Memory("o", dtype, "out", x.size))
+    program = LoopProgram("kernel", memories, index, x.size, (Store("o", index, b.pow_(base, b.like(power, base))),), "vector", 8)
+    got = np.empty_like(x)
+    assert run(legalize(program, host_target()), [x, got]) == 0
+    assert same(got, compiled(p.POW, x, np.full_like(x, power))).all()
+
+
+@pytest.mark.parametrize("prim", [p.LOG, p.LOG2, p.LOG10, p.LOG1P], ids=str)
+def test_rare_lanes_beside_usual_ones(prim: Prim) -> None:
+    """A vector of which some lanes take the way out of line: each lane as if it were alone, in registers of any number of lanes and as a scalar."""
+    usual = np.linspace(0.1, 20, 48, dtype=np.float32)
+    rare = np.resize(np.array([0.0, -0.0, -0.5, -1.0, -2.0, np.inf, -np.inf, np.nan, 1e-40, 3e38], np.float32), 48)
+    mixed = np.ascontiguousarray(np.stack([usual, rare], 1).ravel())
+    for width in (1, 4, 8, 16):
+        alone = [compiled(prim, part, width=width) for part in (usual, rare)]
+        assert same(compiled(prim, mixed, width=width), np.stack(alone, 1).ravel()).all()
+    error, at = at_worst(prim, (mixed,))
+    assert error <= 1, at
+
+
+@pytest.mark.parametrize("prim", [p.LOG, p.LOG2, p.LOG10, p.LOG1P], ids=str)
+def test_rare_lanes_without_fma(prim: Prim) -> None:
+    x = np.resize(np.array([0.0, -0.5, -1.0, -2.0, np.inf, np.nan, 1e-40, 3e38, 2.0, 7.0], np.float32), 64)
+    assert same(compiled(prim, x, target=replace(host_target(), has_fma=False)), compiled(prim, x)).all()
 
 
 def test_everything_else_of_a_program_is_kept() -> None:

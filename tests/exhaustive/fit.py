@@ -148,7 +148,7 @@ FITS: dict[str, Fit] = {
     "EXP_SHORT": Fit("e^r", mp.exp, lambda r: mp.exp(-r), -LN2_HALF, LN2_HALF, 6),
     "EXP2_SHORT": Fit("2^r", lambda r: mp.mpf(2) ** r, lambda r: mp.mpf(2) ** -r, -0.5002, 0.5002, 6),
     "LOG_SHORT": Fit("(log(1 + f) - f) / f^2", log_rest, log_weight, -1 / 3, 1 / 3, 9),
-    "LOG_MEDIUM": Fit("(log(1 + f) - f) / f^2", log_rest, log_weight, -1 / 3, 1 / 3, 13),
+    "LOG2_MEDIUM": Fit("(log2(1 + f) - f / ln 2) / f^2", *log_of_base(2), -1 / 3, 1 / 3, 10),
     "SIN_QUARTER_SHORT": Fit("sin(r) / r in r^2", even(lambda r: mp.sin(r) / r), even(lambda r: r / mp.sin(r)), 0, QUARTER**2, 3),
     "COS_QUARTER_SHORT": Fit("cos(r) in r^2", even(mp.cos), even(lambda r: 1 / mp.cos(r)), 0, QUARTER**2, 4),
     "ATAN_SHORT": Fit("atan(q) / q in q^2", even(lambda q: mp.atan(q) / q), even(lambda q: q / mp.atan(q)), 0, 1, 10),

@@ -47,6 +47,18 @@ def paired(x: Node, coefficients: Sequence[float], square: Node | None = None) -
     return total
 
 
+def in_fours(x: Node, coefficients: Sequence[float]) -> Node:
+    """As paired, twice: a polynomial in x^4 whose coefficients are polynomials of degree 3."""
+    parts = [like(c, x) for c in coefficients]
+    for _ in range(2):
+        parts = [fma(parts[k + 1], x, parts[k]) if k + 1 < len(parts) else parts[k] for k in range(0, len(parts), 2)]
+        x = mul(x, x)
+    total = parts[-1]
+    for part in reversed(parts[:-1]):
+        total = fma(total, x, part)
+    return total
+
+
 def fast_two_sum(x: Node, y: Node) -> Pair:
     """x + y exactly, where |x| >= |y| (or x is 0)."""
     total = add(x, y)
@@ -114,6 +126,14 @@ def magic(dtype: DType, low_bits: int = 0) -> float:
 def power_of_two(shifted: Node) -> Node:
     """2^n, where `shifted` is n + magic(dtype, BIAS): -BIAS < n <= BIAS."""
     return from_bits(shl(bits(shifted), integer(FRACTION_BITS[shifted.dtype], shifted)))
+
+
+def powers_of_two(shifted: Node) -> Pair:
+    """Two powers, near the square root of 2^n, whose product is 2^n, for n beyond the range of one: `shifted` is n + magic(dtype, 2 * BIAS)."""
+    places, exponents = FRACTION_BITS[shifted.dtype], ((2 * BIAS[shifted.dtype] + 1) << FRACTION_BITS[shifted.dtype])
+    n = bits(shifted)
+    half = and_(shl(n, integer(places - 1, shifted)), integer(exponents, shifted))
+    return from_bits(half), from_bits(sub(shl(n, integer(places, shifted)), half))
 
 
 def negate_if_odd(x: Node, n: Node) -> Node:

@@ -5,29 +5,44 @@ from __future__ import annotations
 import math
 
 from thermit.codegen import coefficients as c
-from thermit.codegen.arithmetic import Pair, at_least, at_most, narrow, polynomial, split_exponent, wide
+from thermit.codegen.arithmetic import at_least, at_most, in_fours, narrow, paired, power_of_two, round_with, split_exponent, wide, with_sign_of
 from thermit.codegen.ends import pow_ends
-from thermit.codegen.single_exp import exp2_wide
 from thermit.codegen.single_log import LOG2_E
-from thermit.ir.build import abs_, add, eq, fma, like, lt, mul, or_, sqrt, sub, where
+from thermit.ir.build import abs_, eq, fma, ge, is_const, like, mul, ne, or_, sqrt, sub, where
 from thermit.ir.node import Node
 
+LEAST_POWER = 0.15  # from here on (in size) |x|^y is 0 or infinite if |x| is taken for 2^-1023 or 2^1024
+MOST_EXPONENT = 200.0
 
-def normal(x: Node) -> Pair:
-    """x as a normal number times 2^shift."""
-    tiny = lt(x, 2.0**-126)
-    return where(tiny, mul(x, 2.0**23), x), where(tiny, like(-23.0, x), like(0.0, x))
+
+def _power_of_size(size: Node, y: Node) -> Node:
+    """size^y by 2^(y log2 size) in float64, where denormal numbers of float32 are normal; 0 counts as 2^-1023 and infinity as 2^1024."""
+    n, m = split_exponent(wide(size), 2 / 3)
+    f = sub(m, 1.0)
+    logarithm = fma(mul(f, f), in_fours(f, c.LOG2_MEDIUM), fma(f, like(LOG2_E, f), n))
+    exponent = at_least(at_most(mul(logarithm, wide(y)), MOST_EXPONENT), -MOST_EXPONENT)
+    whole, shifted = round_with(exponent, 1.0, 1023)
+    return narrow(mul(paired(sub(exponent, whole), c.EXP2_SHORT), power_of_two(shifted)))
+
+
+def _constant_power(x: Node, y: Node, value: float) -> Node:
+    """x^y where y is finite, not 0 and known: most of the ends are decided here and not in each lane."""
+    size = abs_(x)
+    result = _power_of_size(size, y)
+    if abs(value) < LEAST_POWER:
+        zero, infinite = like(0.0, x), like(math.inf, x)
+        result = where(eq(size, 0.0), zero if value > 0 else infinite, result)
+        result = where(eq(size, math.inf), infinite if value > 0 else zero, result)
+    if value.is_integer():
+        return where(ne(x, x), x, with_sign_of(x, result) if value % 2 else result)
+    return where(or_(ge(x, 0.0), eq(x, -math.inf)), result, like(math.nan, x))
 
 
 def pow_(x: Node, y: Node) -> Node:
-    """|x|^y by 2^(y log2 |x|) in float64; signs and ends as C's pow."""
-    size = abs_(x)
-    scaled, shift = normal(size)
-    n, m = split_exponent(scaled, 2 / 3)
-    f = wide(sub(m, 1.0))
-    part = fma(mul(f, f), polynomial(f, c.LOG_MEDIUM), f)
-    exponent = mul(fma(part, like(LOG2_E, part), wide(add(n, shift))), wide(y))
-    return pow_ends(x, y, narrow(exp2_wide(at_least(at_most(exponent, 200.0), -200.0))))
+    """Signs and ends as C's pow."""
+    if is_const(y) and math.isfinite(y.attrs.value) and y.attrs.value:
+        return _constant_power(x, y, y.attrs.value)
+    return pow_ends(x, y, _power_of_size(abs_(x), y))
 
 
 def hypot(x: Node, y: Node) -> Node:
