@@ -15,7 +15,7 @@ from pathlib import Path
 
 import mpmath as mp
 
-from tests.exhaustive.remez import Function, fit
+from tests.exhaustive.remez import Function, fit, to_float32
 
 TARGET = Path(__file__).resolve().parents[2] / "thermit" / "codegen" / "coefficients.py"
 HEADER = '''"""The polynomials of the mathematics.  Made by tests/exhaustive/fit.py: change that, not this.
@@ -46,7 +46,7 @@ def even(f: Function) -> Function:
 
 LN2_HALF = float(mp.log(2) / 2) * 1.0005
 QUARTER = float(mp.pi / 4) * 1.001
-HALF = float(mp.pi / 2) * 1.001
+QUARTER_SINGLE = float(mp.pi / 4) * 1.008  # float32 rounds to multiples of pi / 2 less exactly
 ERF_CUT = 1.09375
 
 
@@ -87,9 +87,24 @@ def cos_rest(r: mp.mpf) -> mp.mpf:
     return (mp.cos(r) - 1 + r * r / 2) / r**4
 
 
-def sine_rest(t: mp.mpf) -> mp.mpf:
-    """sin(r) / r - 3/4 where t = r^2 - 3/2: both small, so that their roundings do little harm."""
-    return mp.sinc(mp.sqrt(t + mp.mpf(3) / 2)) - mp.mpf(3) / 4
+def exp_rest(r: mp.mpf) -> mp.mpf:
+    return (mp.expm1(r) - r) / r**2
+
+
+def exp2_rest(r: mp.mpf) -> mp.mpf:
+    return (mp.expm1(r * mp.log(2)) - mp.mpf(to_float32(mp.log(2))) * r) / r**2
+
+
+def tanh_rest(x: mp.mpf) -> mp.mpf:
+    return (mp.tanh(x) / x - 1) / x**2
+
+
+def sine_rest(r: mp.mpf) -> mp.mpf:
+    return (1 - mp.sin(r) / r) / r**2
+
+
+def cosine_rest(r: mp.mpf) -> mp.mpf:
+    return (mp.cos(r) - 1) / r**2
 
 
 def scaled_erfc(t: mp.mpf) -> mp.mpf:
@@ -99,20 +114,15 @@ def scaled_erfc(t: mp.mpf) -> mp.mpf:
 
 
 FITS: dict[str, Fit] = {
-    "EXP_SINGLE": Fit("(e^r - 1 - r) / r^2", lambda r: (mp.expm1(r) - r) / r**2, lambda r: r**2 * mp.exp(-r), -LN2_HALF, LN2_HALF, 5, "float32"),
+    "EXP_SINGLE": Fit("(e^r - 1 - r) / r^2", exp_rest, lambda r: r**2 * mp.exp(-r), -LN2_HALF, LN2_HALF, 4, "float32"),
+    "EXP2_SINGLE": Fit("(2^r - 1 - float32(ln 2) r) / r^2", exp2_rest, lambda r: r**2 * mp.mpf(2) ** -r, -0.5002, 0.5002, 4, "float32"),
     "LOG_SINGLE": Fit("(log(1 + f) - f) / f^2", log_rest, log_weight, -0.29291, 0.41423, 8, "float32", exact=0),
     "LOG2_SINGLE": Fit("(log2(1 + f) - f / ln 2) / f^2", *log_of_base(2), -0.29291, 0.41423, 8, "float32", exact=0),
     "LOG10_SINGLE": Fit("(log10(1 + f) - f / ln 10) / f^2", *log_of_base(10), -0.29291, 0.41423, 8, "float32", exact=0),
-    "EXPM1_SINGLE": Fit("(e^r - 1) / r", lambda r: mp.expm1(r) / r, lambda r: r * mp.exp(-r), -LN2_HALF, LN2_HALF, 5, "float32"),
-    "SIN_SINGLE": Fit(
-        "sin(r) / r - 3/4 + t / 8 in t = r^2 - 3/2",
-        lambda t: sine_rest(t) + t / 8,
-        lambda t: 1 / (sine_rest(t) + mp.mpf(3) / 4),
-        -1.5,
-        (1.003 * HALF) ** 2 - 1.5,
-        5,
-        "float32",
-    ),
+    "EXPM1_SINGLE": Fit("(e^r - 1 - r) / r^2", exp_rest, lambda r: r**2 / abs(mp.expm1(r)), -0.502, 0.502, 6, "float32"),
+    "TANH_SINGLE": Fit("(tanh(x) / x - 1) / x^2 in x^2", even(tanh_rest), even(lambda x: x**3 / mp.tanh(x)), 0, 0.811, 6, "float32"),
+    "SIN_SINGLE": Fit("(1 - sin(r) / r) / r^2 in r^2", even(sine_rest), even(lambda r: r**3 / mp.sin(r)), 0, QUARTER_SINGLE**2, 2, "float32"),
+    "COS_SINGLE": Fit("(cos(r) - 1) / r^2 in r^2", even(cosine_rest), even(lambda r: r**2 / mp.cos(r)), 0, QUARTER_SINGLE**2, 3, "float32"),
     "ERF_SINGLE": Fit(
         "erf(x) / x - 1 in t = x^2 - 1/2",
         lambda t: erf_ratio(t) - 1,
@@ -154,7 +164,7 @@ FITS: dict[str, Fit] = {
     "ATAN_SHORT": Fit("atan(q) / q in q^2", even(lambda q: mp.atan(q) / q), even(lambda q: q / mp.atan(q)), 0, 1, 10),
     "ASIN_SHORT": Fit("asin(s) / s in s^2", even(lambda s: mp.asin(s) / s), even(lambda s: s / mp.asin(s)), 0, 0.2501, 7),
     "ERFCX_SHORT": Fit("e^(x^2) erfc(x) in (x - 2) / (x + 2)", scaled_erfc, lambda t: 1 / scaled_erfc(t), -1, 0.68, 12),
-    "EXP": Fit("(e^r - 1 - r) / r^2", lambda r: (mp.expm1(r) - r) / r**2, lambda r: r**2 * mp.exp(-r), -LN2_HALF, LN2_HALF, 10),
+    "EXP": Fit("(e^r - 1 - r) / r^2", exp_rest, lambda r: r**2 * mp.exp(-r), -LN2_HALF, LN2_HALF, 10),
     "LOG": Fit("(log((1 + s) / (1 - s)) - 2 s) / (s z) in z = s^2", even(atanh_rest), even(lambda s: s * s / (2 * mp.atanh(s) / s)), 0, 0.0401, 7),
     "LOG_TAIL": Fit(
         "((log((1 + s) / (1 - s)) - 2 s) / (s z) - 2/3) / z in z = s^2",

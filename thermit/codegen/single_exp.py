@@ -1,48 +1,138 @@
 """float32 mathematics: exp and what is made of it.
 
-exp and sigmoid stay in float32 with compensated sums; the others go through float64.  Functions named `_wide` take and give float64, right to
-2^-28 or better.
+Most stay in float32 and fill whole vectors.  What decides about their speed is the number of operations times the length of the longest chain
+of them: polynomials are summed in pairs, powers of two are made of integers beside them, and only what one unit needs is compensated.
+Functions named `_wide` take and give float64, right to 2^-28 or better, for formulas that need more than float32 has.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from thermit.codegen import coefficients as c
 from thermit.codegen.arithmetic import (
+    Pair,
     at_least,
     at_most,
     fast_two_sum,
     magic,
     narrow,
+    paired,
     polynomial,
     power_of_two,
+    powers_of_two,
     round_with,
     wide,
+    with_sign_of,
 )
-from thermit.ir.build import abs_, add, copysign, div, eq, fma, gt, like, lt, mul, neg, sub, where
+from thermit.ir.build import abs_, add, copysign, div, fma, like, lt, mul, neg, sub, where
 from thermit.ir.node import Node
 from thermit.ir.types import FLOAT32
 
 LOG2_E = 1 / math.log(2)
 LN2, LN2_REST = 0.6931471824645996, -1.904654299957768e-09  # ln 2 in float32, and the rest
+LINE = (1.0302, 1.0201)  # LINE[0] + LINE[1] r is e^r to 0.031 for |r| <= ln 2 / 2
 EXP_LEAST, EXP_MOST = -104.0, 89.0  # beyond: 0 and inf in float32
+TANH_CUT = 0.9  # where tanh changes from x + x^3 times a polynomial to 1 - 2 / (1 + e^2x), whose roundings are small only beyond
+
+
+def _rest_of_power(r: Node, coefficients: Sequence[float], first: Node) -> Node:
+    """r^2 w(r) + first: e^r - 1 if `first` is r."""
+    square = mul(r, r)
+    return fma(square, paired(r, coefficients, square), first)
+
+
+def _reduced(x: Node, n: Node) -> Pair:
+    """x = n ln 2 + r: r less the rest of ln 2, which is exact (a multiple of 2^-24 below 1/2), and what that rest adds to e^r."""
+    r = fma(n, like(-LN2, x), x)
+    return r, mul(n, fma(r, like(-LN2_REST * LINE[1], x), like(-LN2_REST * LINE[0], x)))
+
+
+def _times_power(shifted: Node, part: Node) -> Node:
+    """2^n (1 + part), also where that is denormal: `shifted` is n + magic(FLOAT32, 2 * 127)."""
+    half, other = powers_of_two(shifted)
+    return mul(fma(half, part, half), other)
 
 
 def exp(x: Node) -> Node:
-    """e^x to 0.61 ulp (0.77 where the result is denormal)."""
+    """e^x = 2^n e^r."""
     x = at_least(at_most(x, EXP_MOST), EXP_LEAST)
-    # 2^n reaches from 2^-150 to 2^128: it is applied as 2^(n + 100) * 2^-100, or 2^(n - 1) * 2, so that only the last product leaves the range
-    negative = lt(x, 0.0)
-    shift = where(negative, like(magic(FLOAT32, 127 + 100), x), like(magic(FLOAT32, 127 - 1), x))
-    shifted = fma(x, like(LOG2_E, x), shift)
-    n = sub(shifted, shift)
-    high = fma(n, like(-LN2, x), x)  # exact: a multiple of 2^-24 below 1/2
-    low = mul(n, -LN2_REST)
-    one, rest = fast_two_sum(like(1.0, x), high)
-    tail = fma(mul(high, high), polynomial(high, c.EXP_SINGLE), rest)
-    power = add(one, fma(low, add(one, tail), tail))
-    return mul(mul(power, power_of_two(shifted)), where(negative, like(2.0**-100, x), like(2.0, x)))
+    n, shifted = round_with(x, LOG2_E, 2 * 127)
+    r, rest = _reduced(x, n)
+    return _times_power(shifted, add(r, _rest_of_power(r, c.EXP_SINGLE, rest)))
+
+
+def exp2(x: Node) -> Node:
+    """2^x = 2^n 2^f, the fraction f of x being exact."""
+    x = at_least(at_most(x, 129.0), -151.0)
+    n, shifted = round_with(x, 1.0, 2 * 127)
+    f = sub(x, n)
+    square = mul(f, f)
+    return _times_power(shifted, fma(f, like(LN2, x), mul(square, paired(f, c.EXP2_SINGLE, square))))
+
+
+def expm1(x: Node) -> Node:
+    """2^n (e^r - 1) + (2^n - 1), twice the half of it for the largest n.
+
+    n is 0 up to |x| = 1/2, so that nothing cancels: r <= -0.19 with n = 1 would make its rounding errors twice as large beside the result.
+    """
+    t = at_least(at_most(x, EXP_MOST), -20.0)
+    small = lt(abs_(x), 0.5)
+    shift = like(magic(FLOAT32, 127 - 1), x)
+    shifted = where(small, shift, fma(t, like(LOG2_E, x), shift))
+    r, rest = _reduced(t, sub(shifted, shift))
+    square = mul(r, r)
+    w = paired(r, c.EXPM1_SINGLE, square)
+    part = add(r, fma(square, w, rest))
+    half = power_of_two(shifted)
+    less = sub(half, 0.5)
+    lost = sub(sub(half, less), 0.5)  # -1/2 from n = 25 on
+    total = add(less, fma(half, part, lost))
+    return with_sign_of(x, where(small, fma(square, w, r), add(total, total)))  # -0 is lost on the way
+
+
+def sigmoid(x: Node) -> Node:
+    """1 / (1 + e^-x) as p / (p + e^r) where p = 2^n and x = n ln 2 - r: no power overflows.
+
+    All is 2^24 times as large, so that p is a normal number.  p + 1 is exact but for what `low` holds; q = 1 / ((p + 1) + (e^r - 1))
+    is corrected by what it misses: sum and quotient may round as they like.
+    """
+    t = at_least(at_most(x, 30.0), EXP_LEAST)
+    scale = 2.0**24
+    n, shifted = round_with(t, LOG2_E, 127 + 24)
+    r = fma(n, like(LN2_REST, x), fma(n, like(LN2, x), neg(t)))
+    power = power_of_two(shifted)
+    one = add(power, scale)
+    low = sub(power, sub(one, scale))
+    part = _rest_of_power(r, [scale * k for k in c.EXP_SINGLE], fma(r, like(scale, x), low))
+    total, lost = fast_two_sum(one, part)
+    q = div(like(1.0, x), total)
+    missing = fma(neg(q), lost, fma(neg(q), total, like(1.0, x)))
+    return mul(power, fma(q, missing, q))
+
+
+def tanh(x: Node) -> Node:
+    """|x| + |x|^3 p(x^2) near 0, 1 - 2 / (1 + e^2|x|) beyond; the rest of ln 2 does not matter, n being 26 at most."""
+    u = at_most(abs_(x), 9.1)
+    n, shifted = round_with(u, 2 * LOG2_E, 127)
+    half = fma(n, like(-LN2 / 2, x), u)  # 2 u = n ln 2 + 2 half
+    power = power_of_two(shifted)
+    part = _rest_of_power(half, [k * 2.0 ** (i + 2) for i, k in enumerate(c.EXP_SINGLE)], add(half, half))
+    far = sub(like(1.0, x), div(like(2.0, x), fma(power, part, add(power, 1.0))))
+    square = mul(u, u)
+    near = fma(mul(u, square), paired(square, c.TANH_SINGLE), u)
+    return with_sign_of(x, where(lt(u, TANH_CUT), near, far))
+
+
+def sinh(x: Node) -> Node:
+    e = expm1_wide(wide(at_most(abs_(x), 91.0)))
+    return copysign(narrow(mul(add(e, div(e, add(e, 1.0))), 0.5)), x)
+
+
+def cosh(x: Node) -> Node:
+    e = exp_wide(wide(at_most(abs_(x), 91.0)))
+    return narrow(mul(add(e, div(like(1.0, e), e)), 0.5))
 
 
 def exp_wide(x: Node) -> Node:
@@ -64,43 +154,3 @@ def exp2_wide(x: Node) -> Node:
     """2^x, |x| < 1000."""
     n, shifted = round_with(x, 1.0, 1023)
     return mul(polynomial(sub(x, n), c.EXP2_SHORT), power_of_two(shifted))
-
-
-def exp2(x: Node) -> Node:
-    return narrow(exp2_wide(wide(at_least(at_most(x, 129.0), -151.0))))
-
-
-def expm1(x: Node) -> Node:
-    return where(eq(x, 0.0), x, narrow(expm1_wide(wide(at_least(at_most(x, EXP_MOST), -30.0)))))
-
-
-def sigmoid(x: Node) -> Node:
-    """1 / (1 + e^-x) as c / (c + e^-r) where c = 2^n and x = n ln 2 + r: no power overflows."""
-    t = at_least(at_most(x, 30.0), EXP_LEAST)
-    n, shifted = round_with(t, LOG2_E, 127 + 24)
-    r = fma(n, like(LN2_REST, x), fma(n, like(LN2, x), neg(t)))
-    power = mul(power_of_two(shifted), 2.0**-24)
-    part = polynomial(r, c.EXPM1_SINGLE)
-    e = fma(r, part, like(1.0, x))
-    e_low = fma(r, part, sub(like(1.0, x), e))
-    above = gt(power, e)
-    total, low = fast_two_sum(where(above, power, e), where(above, e, power))
-    inverse = div(like(1.0, x), total)
-    missing = fma(neg(inverse), add(low, e_low), fma(neg(inverse), total, like(1.0, x)))
-    return mul(fma(missing, inverse, inverse), power)
-
-
-def tanh(x: Node) -> Node:
-    w = wide(at_least(at_most(x, 10.0), -10.0))
-    e = expm1_wide(add(w, w))
-    return where(eq(x, 0.0), x, narrow(div(e, add(e, 2.0))))
-
-
-def sinh(x: Node) -> Node:
-    e = expm1_wide(wide(at_most(abs_(x), 91.0)))
-    return copysign(narrow(mul(add(e, div(e, add(e, 1.0))), 0.5)), x)
-
-
-def cosh(x: Node) -> Node:
-    e = exp_wide(wide(at_most(abs_(x), 91.0)))
-    return narrow(mul(add(e, div(like(1.0, e), e)), 0.5))
