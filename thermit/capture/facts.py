@@ -88,6 +88,7 @@ class Watcher:
         self._before = ambient()
         self._profiler: Any = None  # the one that was active
         self._chained: Any = None  # the same, where it can be called: those written in C cannot
+        self._stopped = True
         self._arguments = self._image()
         for source, value in argument_roots(function, call):
             self.objects.learn_argument(source, value)
@@ -96,10 +97,17 @@ class Watcher:
     def __enter__(self) -> Watcher:
         self._profiler = sys.getprofile()
         self._chained = self._profiler if callable(self._profiler) else None
+        self._stopped = False
         self.resume()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """The watch is over, and who watched before does so again.  May be called again: an interrupt may have cut it short."""
+        if self._stopped:
+            return
         self.pause()
         self._fresh.clear()  # may hold stand-ins, which must not outlive the trace
         self._frames.clear()
@@ -108,6 +116,7 @@ class Watcher:
             sys.setprofile(self._chained)
         elif hasattr(self._profiler, "enable"):  # cProfile: it misses what the function does while it is traced
             self._profiler.enable()
+        self._stopped = True
 
     def adopt(self, copies: Sequence[tuple[Any, Any]]) -> None:
         """Copies of containers of the call stand for the containers themselves."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,8 +93,7 @@ def trace(
         except GoLive as why:
             raise Restart(why.reason) from None
     try:
-        with _compiling(recorder), recorder:
-            value = run(recorder)
+        value = _recorded(recorder, run)
     except Restart:
         recorder.state = CLOSED
         raise
@@ -117,6 +117,21 @@ def trace(
         except NotStatic as why:
             recorder.go_live(str(why))
     return Live(_returned(recorder, value), recorder.reason, recorder.place)
+
+
+def _recorded(recorder: Recorder, run: Run) -> Any:
+    """`run(recorder)` with its calls recorded.  An interrupt, wherever it arrives, leaves no mode and no trace open."""
+    traces, modes = len(_state.recorders), torch._C._len_torch_dispatch_stack()
+    try:
+        _enter(recorder)
+        with recorder:
+            return run(recorder)
+    finally:
+        try:
+            _leave(traces, modes)
+        except BaseException:
+            _leave(traces, modes)
+            raise
 
 
 def _finish_failed(recorder: Recorder, error: BaseException) -> None:
@@ -316,13 +331,21 @@ def _output(cell: Cell) -> tuple[Output, Geometry]:
 
 
 # ---------------------------------------------------------------------------------------------- is_compiling
+class _Stack(list[Recorder]):
+    """The traces that a thread is in, outermost first (more than one only where one went live)."""
+
+    __hash__, __eq__ = object.__hash__, object.__eq__  # type: ignore[assignment]
+
+
 class _State(threading.local):
-    """The traces that this thread is in, outermost first (more than one only where one went live)."""
-
     def __init__(self) -> None:
-        self.recorders: list[Recorder] = []
+        self.recorders = _Stack()
+        with _lock:
+            _stacks.add(self.recorders)
 
 
+_lock = lock()
+_stacks: weakref.WeakSet[_Stack] = weakref.WeakSet()  # of all threads
 _state = _State()
 
 
@@ -334,31 +357,25 @@ class _Flag:
         return recorder is not None and recorder.is_open
 
 
-_flag = _Flag()
-_lock = lock()
-_traces = 0
+_flag: Any = _Flag()
 _before: Any = False
 
 
-class _compiling:
-    """Inside, torch.compiler.is_compiling() is true for this thread."""
+def _enter(recorder: Recorder) -> None:
+    """From here on torch.compiler.is_compiling() is true for this thread."""
+    global _before
+    with _lock:
+        _state.recorders.append(recorder)
+        if torch.compiler._is_compiling_flag is not _flag:
+            _before = torch.compiler._is_compiling_flag
+            torch.compiler._is_compiling_flag = _flag
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
 
-    def __enter__(self) -> None:
-        global _traces, _before
-        with _lock:
-            if _traces == 0:
-                _before = torch.compiler._is_compiling_flag
-                torch.compiler._is_compiling_flag = _flag  # type: ignore[assignment]
-            _traces += 1
-        _state.recorders.append(self.recorder)
-
-    def __exit__(self, *_: Any) -> None:
-        global _traces
-        _state.recorders.pop()
-        with _lock:
-            _traces -= 1
-            if _traces == 0:
-                torch.compiler._is_compiling_flag = _before
+def _leave(traces: int, modes: int) -> None:
+    """Back to so many traces and dispatch modes of this thread; may be called again."""
+    del _state.recorders[traces:]
+    while torch._C._len_torch_dispatch_stack() > modes:
+        torch._C._pop_torch_dispatch_stack(None)
+    with _lock:
+        if torch.compiler._is_compiling_flag is _flag and not any(_stacks):
+            torch.compiler._is_compiling_flag = _before
