@@ -5,6 +5,7 @@ Importing anything of this package registers every row.
 
 from thermit.aten import (
     activation,
+    blending,
     creation,
     distance,
     indexing,
@@ -22,6 +23,7 @@ from thermit.aten import (
 
 __all__ = [
     "activation",
+    "blending",
     "creation",
     "distance",
     "indexing",

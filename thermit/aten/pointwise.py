@@ -18,7 +18,6 @@ from thermit.aten.table import (
     Number,
     Operand,
     broadcast_shape,
-    compute_dtype,
     dtype_of,
     each_rounded,
     fits,
@@ -31,7 +30,7 @@ from thermit.aten.table import (
 )
 from thermit.ir import build as b
 from thermit.ir.node import Node
-from thermit.ir.types import BOOL, DTYPES, FLOAT32, DType
+from thermit.ir.types import BFLOAT16, BOOL, DTYPES, FLOAT32, DType
 
 aten = torch.ops.aten
 
@@ -556,51 +555,21 @@ def _extreme(build: Callable[[Node, Node], Node], logical: Callable[[Node, Node]
     return row
 
 
-def _number_wins(build: Callable[[Node, Node], Node]) -> Callable[[Node, Node], Node]:
-    """fmax and fmin: a nan counts as missing."""
-    return lambda x, y: b.where(b.ne(x, x), y, b.where(b.ne(y, y), x, build(x, y)))
+def _number_wins(build: Callable[[Node, Node], Node], extreme: Callable[[Node, Node], Node]) -> Callable[[Node, Node], Node]:
+    """fmax and fmin: a nan counts as missing; of equal ones (0.0 and -0.0) the first, but the second of bfloat16."""
+
+    def row(self: Node, other: Node) -> Node:
+        dtype = result_type(self, other)
+        x, y = operands(self, other)
+        if not dtype.is_float:
+            return extreme(self, other)
+        chosen = build(x, y) if dtype is BFLOAT16 else build(y, x)
+        return rounded(b.where(b.ne(x, x), y, b.where(b.ne(y, y), x, chosen)), dtype)
+
+    return row
 
 
-lower(aten.maximum.default)(_extreme(b.maximum, b.or_))
-lower(aten.minimum.default)(_extreme(b.minimum, b.and_))
-lower(aten.fmax.default)(_extreme(_number_wins(b.maximum), b.or_))
-lower(aten.fmin.default)(_extreme(_number_wins(b.minimum), b.and_))
-
-
-# ---------------------------------------------------------------------------------------------- three arguments
-def _lerp(x: Node, y: Node, weight: Node) -> Node:
-    """x + weight (y - x), counted from the nearer end; each end one fused step."""
-    difference = b.sub(y, x)
-    from_end = b.fma(b.neg(difference), b.sub(b.like(1, weight), weight), y)
-    return b.where(b.lt(b.abs_(weight), 0.5), b.fma(weight, difference, x), from_end)
-
-
-@lower(aten.lerp.Tensor, aten.lerp.Scalar, floats=True)
-def lerp(self: Node, end: Node, weight: Operand) -> Node:
-    dtype = self.dtype
-    shape = broadcast_shape(*(n.shape for n in (self, end, weight) if isinstance(n, Node)))
-    compute = compute_dtype(dtype)
-    w = weight if isinstance(weight, Node) else b.const(weight, compute)
-    return rounded(_lerp(*(b.broadcast_to(b.cast(n, compute), shape) for n in (self, end, w))), dtype)
-
-
-@lower(aten.addcmul.default)
-def addcmul(self: Node, tensor1: Node, tensor2: Node, *, value: Number = 1) -> Lowered:
-    """self + value * tensor1 * tensor2, the last product fused into the sum."""
-    dtype = result_type(self, tensor1, tensor2)
-    if dtype is BOOL or not fits(value, dtype):
-        return NotImplemented
-    x, y, z = operands(self, tensor1, tensor2)
-    factor = b.broadcast_to(scalar(value, x.dtype), x.shape)
-    product = y if value == 1 else b.mul(factor, y)
-    return rounded(b.fma(product, z, x) if dtype.is_float else b.add(x, b.mul(product, z)), dtype)
-
-
-@lower(aten.addcdiv.default)
-def addcdiv(self: Node, tensor1: Node, tensor2: Node, *, value: Number = 1) -> Lowered:
-    """self + value * tensor1 / tensor2."""
-    dtype = result_type(self, tensor1, tensor2)
-    if not dtype.is_float:
-        return NotImplemented
-    x, y, z = operands(self, tensor1, tensor2)
-    return rounded(b.add(x, b.div(b.mul(b.broadcast_to(scalar(value, x.dtype), x.shape), y), z)), dtype)
+_maximum = lower(aten.maximum.default)(_extreme(b.maximum, b.or_))
+_minimum = lower(aten.minimum.default)(_extreme(b.minimum, b.and_))
+lower(aten.fmax.default)(_number_wins(b.maximum, _maximum))
+lower(aten.fmin.default)(_number_wins(b.minimum, _minimum))
