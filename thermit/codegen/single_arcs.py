@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 
 from thermit.codegen import coefficients as c
-from thermit.codegen.arithmetic import at_least, at_most, bits, from_bits, narrow, paired, polynomial, wide, with_sign_of
-from thermit.ir.build import abs_, add, copysign, div, eq, fma, gt, like, lt, mul, ne, neg, or_, sqrt, sub, where, xor
+from thermit.codegen.arithmetic import at_least, at_most, bits, from_bits, in_fours, narrow, paired, polynomial, wide, with_sign_of
+from thermit.ir.build import abs_, add, copysign, div, fma, gt, like, lt, mul, ne, neg, or_, sqrt, sub, where, xor
 from thermit.ir.node import Node
 
+FAR = 2.0**1000  # takes the place of infinity and, inverted, of 0 where float32 numbers are divided in float64
 HALF_PI_HIGH, HALF_PI_LOW = 1.5707963705062866, -4.371139000186241e-08  # pi / 2 in float32, and the rest
 
 
 def atan2(y: Node, x: Node) -> Node:
-    """The angle of the point (x, y)."""
-    a, b = wide(abs_(x)), wide(abs_(y))
-    steep = gt(b, a)
-    q = div(where(steep, a, b), where(steep, b, a))
+    """The angle of the point (x, y): quarters of a turn and atan of the smaller coordinate by the larger, turned back in two octants of four."""
+    a, b = abs_(x), abs_(y)
+    steep, negative = gt(b, a), lt(bits(x), 0)
+    smaller, larger = where(steep, a, b), where(steep, b, a)
+    above = wide(where(xor(steep, negative), neg(smaller), smaller))
     # 0 / 0 is the angle 0, inf / inf 45 degrees
-    q = where(eq(a, b), where(eq(a, 0.0), a, like(1.0, a)), q)
-    angle = mul(q, polynomial(mul(q, q), c.ATAN_SHORT))
-    angle = where(steep, sub(like(math.pi / 2, a), angle), angle)
-    angle = where(lt(copysign(like(1.0, a), wide(x)), 0.0), sub(like(math.pi, a), angle), angle)
-    return where(or_(ne(x, x), ne(y, y)), like(math.nan, x), copysign(narrow(angle), y))
+    q = div(at_least(at_most(above, FAR), -FAR), at_least(at_most(wide(larger), FAR), 1 / FAR))
+    quarters = where(steep, like(1.0, x), where(negative, like(2.0, x), like(0.0, x)))
+    angle = fma(wide(quarters), like(math.pi / 2, q), mul(q, in_fours(mul(q, q), c.ATAN_SHORT)))
+    return where(or_(ne(x, x), ne(y, y)), like(math.nan, x), with_sign_of(y, narrow(angle)))
 
 
 def atan(x: Node) -> Node:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from thermit.codegen import coefficients as c
-from thermit.codegen.arithmetic import Pair, bits, from_bits, integer, narrow, paired, polynomial, split_exponent, wide
+from thermit.codegen.arithmetic import Pair, bits, from_bits, in_fours, integer, narrow, paired, split_exponent, wide
 from thermit.codegen.ends import log_ends
 from thermit.ir.build import abs_, add, and_, copysign, div, eq, fma, ge, gt, like, lt, mul, neg, seldom, sqrt, sub, where
 from thermit.ir.node import Node
@@ -137,7 +137,7 @@ def log1p_wide(x: Node) -> Node:
     f = sub(m, 1.0)
     # what adding 1 lost matters only near 0, where n is 0 and f may be replaced by x itself
     f = where(eq(n, 0.0), x, f)
-    return fma(n, like(math.log(2), n), fma(mul(f, f), polynomial(f, c.LOG_SHORT), f))
+    return fma(n, like(math.log(2), n), fma(mul(f, f), in_fours(f, c.LOG_SHORT), f))
 
 
 def asinh(x: Node) -> Node:
