@@ -20,7 +20,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -40,6 +40,7 @@ from thermit.capture.values import NotStatic
 from thermit.compiler import Compilation, Stages, compile_graph, kernel_count
 from thermit.errors import ThermitError, UnexpectedCompileError, UnsupportedError
 from thermit.explain import Explanation, difference, explain
+from thermit.records import dataclass
 from thermit.runtime import entry as native
 from thermit.runtime import torch_abi
 from thermit.runtime.library import runtime

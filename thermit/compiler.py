@@ -18,7 +18,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
 from thermit.codegen.emit import emit
@@ -32,6 +32,7 @@ from thermit.loops.lower import lower
 from thermit.loops.nest import LoopProgram, program_text
 from thermit.loops.tile import cost, tile
 from thermit.passes.simplify import simplify
+from thermit.records import dataclass
 from thermit.runtime.machine import MachineCode
 from thermit.runtime.program import Program
 from thermit.schedule.fuse import fuse

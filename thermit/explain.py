@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from thermit.capture.signature import Guard
 from thermit.compiler import Compilation, kernel_count
+from thermit.records import dataclass
 from thermit.schedule.kernel import schedule_text
 from thermit.stages import cost_analysis, memory_analysis
 

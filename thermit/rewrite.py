@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from thermit.errors import VerifyError
@@ -24,6 +23,7 @@ from thermit.ir import prims as p
 from thermit.ir.build import is_const, rebuild
 from thermit.ir.node import Node
 from thermit.ir.prims import Prim
+from thermit.records import dataclass
 
 Binding = dict[str, Node]
 LIMIT = 1_000_000  # steps in one graph: a list of rules that needs more goes in circles

@@ -10,7 +10,6 @@ What a call of the jitted function goes through by itself, one step at a time, f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from thermit.capture.trace import Trace
 from thermit.compiler import Compilation, Stages, compile_graph
 from thermit.ir.node import Graph, Node, graph_text, toposort
 from thermit.loops.nest import program_text
+from thermit.records import dataclass
 from thermit.runtime.program import Stopped
 from thermit.schedule.kernel import Kernel, schedule_text
 

@@ -10,7 +10,7 @@ from thermit.config import Config
 
 ROOT = Path(__file__).parents[2] / "thermit"
 FLOORS = (
-    *("locks", "errors", "config", "ir", "rewrite", "aten", "capture", "passes", "schedule", "loops", "codegen"),
+    *("locks", "records", "errors", "config", "ir", "rewrite", "aten", "capture", "passes", "schedule", "loops", "codegen"),
     *("runtime", "compiler", "stages", "explain", "api"),
 )
 # inside ir, a file may import the ones before it

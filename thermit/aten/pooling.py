@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -20,6 +19,7 @@ from thermit.ir import build as b
 from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.ir.types import BOOL, INT64, Shape
+from thermit.records import dataclass
 
 aten = torch.ops.aten
 

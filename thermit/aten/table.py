@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -33,6 +32,7 @@ from torch._ops import OpOverload
 from thermit.ir import build as b
 from thermit.ir.node import Node
 from thermit.ir.types import BOOL, DTYPES, FLOAT32, FLOAT64, INT64, DType, Shape
+from thermit.records import dataclass
 
 Number = bool | int | float
 Operand = Node | Number

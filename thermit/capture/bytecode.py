@@ -13,9 +13,11 @@ import dis
 import gc
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import CodeType, FrameType, FunctionType
 from typing import Any
+
+from thermit.records import dataclass
 
 _OPS = dis.opmap
 _SHIFT = {_OPS["LOAD_GLOBAL"]: 1}  # low bits of the argument that are not part of the name's index

@@ -6,12 +6,13 @@ Idea: nothing is registered by hand but what schemas do not tell.  In-place and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch._ops import OpOverload
+
+from thermit.records import dataclass
 
 aten = torch.ops.aten
 Treatment = Literal["functional", "view", "write", "constant", "itself", "live", "composite"]

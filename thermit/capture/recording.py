@@ -6,7 +6,7 @@ In:  frames.  Out: dataclasses without behaviour, two exceptions and a warning.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from thermit import config
 from thermit.capture.signature import Source
 from thermit.capture.standin import StandIn
 from thermit.ir.node import Node
+from thermit.records import dataclass
 
 TRACING, LIVE, CLOSED = "tracing", "live", "closed"
 

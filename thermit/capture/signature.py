@@ -15,7 +15,6 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import CellType
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +23,7 @@ from torch.autograd import forward_ad
 
 from thermit.capture.specs import TensorSpec, input_specs, tensor_facts, tensor_spec
 from thermit.capture.values import Leaves, NotStatic, freeze
+from thermit.records import dataclass
 
 # ---------------------------------------------------------------------------------------------- sources
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from thermit.ir import build as b
 from thermit.ir.node import Node
 from thermit.ir.types import BOOL, INT64, DType, Shape
+from thermit.records import dataclass
 
 
 class Geometry(NamedTuple):

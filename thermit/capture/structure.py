@@ -16,7 +16,6 @@ import operator
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import CellType, TracebackType
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch.utils._pytree import SUPPORTED_NODES
 
 from thermit.capture.signature import Call, Source
 from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze
+from thermit.records import dataclass
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 

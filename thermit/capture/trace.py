@@ -13,7 +13,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from thermit.capture.values import NotStatic
 from thermit.ir import build as b
 from thermit.ir.node import Graph, Node, Output, Return, Update, Window
 from thermit.locks import lock
+from thermit.records import dataclass
 
 assert TABLE and aten.__all__, "importing thermit.aten registers every lowering"
 

@@ -7,8 +7,6 @@ kept in 32 bits, lane 0's for all lanes, and an equal value never replaces the o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from thermit.codegen.expressions import ExpressionWriter
 from thermit.codegen.literals import constant, register_type, scalar_type, vector
 from thermit.codegen.spelling import apply, greatest_value, identity, least_value
@@ -17,6 +15,7 @@ from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.ir.types import BOOL, FLOAT32, FLOAT64, INT32, INT64, DType
 from thermit.loops.nest import Acc, For
+from thermit.records import dataclass
 
 
 @dataclass(slots=True)

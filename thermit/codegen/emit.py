@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from thermit.codegen import access
 from thermit.codegen.accumulate import Running, across, advanced, find_varying, finished, initial, is_argument, is_idempotent, neutral
@@ -28,6 +27,7 @@ from thermit.errors import CompileError
 from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.loops.nest import Acc, Check, For, Load, LoopProgram, Memory, Stmt, Store, exprs_of
+from thermit.records import dataclass
 
 LEAST_ALIGNED = 4  # full steps of a loop that gets a step of its own for alignment
 STREAM = "!99 = !{i32 1}\n"  # of stores that go around the cache

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.ir.types import BOOL, INT64
+from thermit.records import dataclass
 
 Interval = tuple[int, int]
 EVERYTHING: Interval = (INT64.min, INT64.max)

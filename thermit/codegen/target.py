@@ -7,9 +7,10 @@ loops/ sees it only as an argument.  Nothing else in the compiler asks which mac
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import llvmlite.binding as llvm
+
+from thermit.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from thermit.codegen.literals import vector
 from thermit.codegen.target import Target
+from thermit.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

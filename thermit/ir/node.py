@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from thermit.ir.prims import Call, Pad, Prim, Scatter, Slice, Strided
 from thermit.ir.types import DType, Shape, TensorType
 from thermit.locks import reentrant_lock
+from thermit.records import dataclass
 
 Key = tuple[Prim, tuple["Node", ...], Any, TensorType]
 _table: weakref.WeakValueDictionary[Key, Node] = weakref.WeakValueDictionary()

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from thermit.ir.types import Shape, TensorType
+from thermit.records import dataclass
 
 PrimKind = Literal["input", "const", "iota", "map", "view", "reduce", "scan", "index", "call", "loop"]
 

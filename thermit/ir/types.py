@@ -7,10 +7,11 @@ comparable, used by every later room.  Strides and aliasing are facts of inputs 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
+from thermit.records import dataclass
 
 Kind = Literal["bool", "int", "uint", "float", "complex"]
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.ir.types import Shape
 from thermit.loops.index import Indices
+from thermit.records import dataclass
 
 STRIP_LEAST = 16  # columns: a cache line of float32
 STRIP_MOST = 1024  # columns: a page of float32, and their accumulators stay in L1

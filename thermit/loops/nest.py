@@ -36,12 +36,12 @@ Invariants: every index and local is read only inside (local: also after) the lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from thermit.ir.node import Node
 from thermit.ir.prims import Prim
 from thermit.ir.types import DType
+from thermit.records import dataclass
 
 Mode = Literal["serial", "unroll", "vector"]
 

@@ -13,7 +13,7 @@ loop as it was runs where it does not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from thermit.ir import build
 from thermit.ir import prims as p
@@ -22,6 +22,7 @@ from thermit.ir.types import BOOL, INT64, TensorType
 from thermit.loops.index import Indices, number
 from thermit.loops.nest import For, Stmt, exprs_of
 from thermit.loops.rewrite import substitute
+from thermit.records import dataclass
 
 PIECES = 5  # more would be more code than it saves
 TRUE, FALSE = build.const(True, BOOL), build.const(False, BOOL)

@@ -14,7 +14,7 @@ Loads under a guard are guarded, so that nothing outside a buffer is read; integ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from thermit.ir import build
@@ -25,6 +25,7 @@ from thermit.ir.types import BOOL, DType, Shape, TensorType
 from thermit.loops.index import ZERO, Indices, number
 from thermit.loops.layout import Groups, Layout
 from thermit.loops.nest import Acc, Check, For, Memory, Stmt, Store
+from thermit.records import dataclass
 from thermit.schedule.kernel import Kernel, Stored
 
 COMBINE: dict[Prim, Prim] = {p.SUM: p.ADD, p.PROD: p.MUL, p.AMAX: p.MAX, p.AMIN: p.MIN, p.ANY: p.OR, p.ALL: p.AND,

@@ -11,7 +11,7 @@ register, anything else one a lane.  The cheapest assignment is found from the l
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from thermit.ir import build
@@ -25,6 +25,7 @@ from thermit.loops.narrow import narrowed
 from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
 from thermit.loops.peel import peel
 from thermit.loops.rewrite import replaced, substitute
+from thermit.records import dataclass
 
 UNROLL_EXTENT = 8  # serial loops of at most so many iterations are written out
 UNROLL_NODES = 160

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -20,6 +19,7 @@ import torch
 from thermit.capture.signature import Guard, Source, TensorSpec
 from thermit.ir.node import Return
 from thermit.locks import lock
+from thermit.records import dataclass
 from thermit.runtime import torch_abi
 from thermit.runtime.guard import GuardTable
 from thermit.runtime.launch import is_native

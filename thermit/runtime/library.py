@@ -9,9 +9,9 @@ import ctypes
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from thermit.locks import lock
+from thermit.records import dataclass
 from thermit.runtime.machine import link_forever
 from thermit.runtime.native.language import Source
 from thermit.runtime.native.objects import object_code

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
 
+from thermit.records import dataclass
 from thermit.runtime.native.pool import LISTS, STATE
 
 IDLE_BYTES = 512 << 20

@@ -18,7 +18,6 @@ import struct
 import sys
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import CellType
 from typing import Any
@@ -27,6 +26,7 @@ import torch
 from torch.autograd import forward_ad
 
 from thermit.locks import lock
+from thermit.records import dataclass
 from thermit.runtime.native.parts import IMPL, OUTSIDE
 
 _MANGLED = {

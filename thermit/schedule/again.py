@@ -19,11 +19,11 @@ with it as a buffer, the work of a kernel of its own and the traffic between the
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import contiguous_strides
+from thermit.records import dataclass
 from thermit.schedule.cost import AGAIN_GAIN, AGAIN_TRIALS, COST_CODE, COST_KERNEL, COST_SCATTERED, COSTLY_AGAIN, LIMIT_CODE, cost_of, memory_cost
 from thermit.schedule.group import Group, Root
 from thermit.schedule.trace import Labels, Trace, below

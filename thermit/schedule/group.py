@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Protocol
 
 from thermit.ir.node import Graph, Node
 from thermit.ir.types import Shape
+from thermit.records import dataclass
 from thermit.schedule.trace import Trace
 
 

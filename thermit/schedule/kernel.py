@@ -12,11 +12,11 @@ Params of the native function, in order: `loads`, then `stores` (LoopProgram mem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import Shape
+from thermit.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

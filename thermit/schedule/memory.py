@@ -13,11 +13,12 @@ Invariant: no step after Commit can stop or raise, no step before it writes an i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from thermit.ir import build
 from thermit.ir.node import Graph, Node, toposort
 from thermit.ir.types import Shape, TensorType
+from thermit.records import dataclass
 from thermit.schedule.kernel import CallStep, Kernel, Launch, Load, Schedule, Stored
 from thermit.schedule.plan import Buffer, Commit, Plan, RunCall, RunCopy, RunKernel, Step
 

@@ -12,11 +12,11 @@ Sizes and strides are in elements, offsets in the arena in bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from thermit.ir.node import Return
 from thermit.ir.types import DType, Shape
+from thermit.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.ir.types import Shape, reshape_blocks
+from thermit.records import dataclass
 
 Labels = tuple[int, ...]  # each a set of variables as a bit mask; 0: none
 
