@@ -99,6 +99,14 @@ def tanh_rest(x: mp.mpf) -> mp.mpf:
     return (mp.tanh(x) / x - 1) / x**2
 
 
+def sinh_rest(x: mp.mpf) -> mp.mpf:
+    return (mp.sinh(x) / x - 1) / x**2
+
+
+def cosh_rest(r: mp.mpf) -> mp.mpf:
+    return (mp.cosh(r) - 1) / r**2
+
+
 def sine_rest(r: mp.mpf) -> mp.mpf:
     return (1 - mp.sin(r) / r) / r**2
 
@@ -121,6 +129,8 @@ FITS: dict[str, Fit] = {
     "LOG10_SINGLE": Fit("(log10(1 + f) - f / ln 10) / f^2", *log_of_base(10), -0.29291, 0.41423, 8, "float32", exact=0),
     "EXPM1_SINGLE": Fit("(e^r - 1 - r) / r^2", exp_rest, lambda r: r**2 / abs(mp.expm1(r)), -0.502, 0.502, 6, "float32"),
     "TANH_SINGLE": Fit("(tanh(x) / x - 1) / x^2 in x^2", even(tanh_rest), even(lambda x: x**3 / mp.tanh(x)), 0, 0.811, 6, "float32"),
+    "SINH_SINGLE": Fit("(sinh(x) / x - 1) / x^2 in x^2", even(sinh_rest), even(lambda x: x**3 / mp.sinh(x)), 0, 1.001, 3, "float32"),
+    "COSH_SINGLE": Fit("(cosh(r) - 1) / r^2 in r^2", even(cosh_rest), even(lambda r: r**2), 0, LN2_HALF**2, 2, "float32"),
     "SIN_SINGLE": Fit("(1 - sin(r) / r) / r^2 in r^2", even(sine_rest), even(lambda r: r**3 / mp.sin(r)), 0, QUARTER_SINGLE**2, 2, "float32"),
     "COS_SINGLE": Fit("(cos(r) - 1) / r^2 in r^2", even(cosine_rest), even(lambda r: r**2 / mp.cos(r)), 0, QUARTER_SINGLE**2, 3, "float32"),
     "ERF_SINGLE": Fit(
@@ -154,7 +164,6 @@ FITS: dict[str, Fit] = {
         exact=0,
         first=(0.125,),
     ),
-    "EXPM1_SHORT": Fit("(e^r - 1) / r", lambda r: mp.expm1(r) / r, lambda r: r / mp.expm1(r), -LN2_HALF, LN2_HALF, 6),
     "EXP_SHORT": Fit("e^r", mp.exp, lambda r: mp.exp(-r), -LN2_HALF, LN2_HALF, 6),
     "EXP2_SHORT": Fit("2^r", lambda r: mp.mpf(2) ** r, lambda r: mp.mpf(2) ** -r, -0.5002, 0.5002, 6),
     "LOG_SHORT": Fit("(log(1 + f) - f) / f^2", log_rest, log_weight, -1 / 3, 1 / 3, 9),

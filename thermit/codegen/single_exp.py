@@ -1,8 +1,7 @@
 """float32 mathematics: exp and what is made of it.
 
-Most stay in float32 and fill whole vectors.  What decides about their speed is the number of operations times the length of the longest chain
+All stay in float32 and fill whole vectors.  What decides about their speed is the number of operations times the length of the longest chain
 of them: polynomials are summed in pairs, powers of two are made of integers beside them, and only what one unit needs is compensated.
-Functions named `_wide` take and give float64, right to 2^-28 or better, for formulas that need more than float32 has.
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ from thermit.codegen.arithmetic import (
     Pair,
     at_least,
     at_most,
+    bits,
     fast_two_sum,
+    from_bits,
+    integer,
     magic,
-    narrow,
     paired,
     polynomial,
     power_of_two,
     powers_of_two,
     round_with,
-    wide,
     with_sign_of,
 )
-from thermit.ir.build import abs_, add, copysign, div, fma, like, lt, mul, neg, sub, where
+from thermit.ir.build import abs_, add, div, fma, like, lt, maximum, mul, neg, sub, where
 from thermit.ir.node import Node
 from thermit.ir.types import FLOAT32
 
@@ -125,32 +125,41 @@ def tanh(x: Node) -> Node:
     return with_sign_of(x, where(lt(u, TANH_CUT), near, far))
 
 
+def _hyperbolic(x: Node) -> tuple[Node, Node]:
+    """Half of sinh |x| (also near 0, but there not to one unit) and half of cosh |x|.
+
+    |x| = n ln 2 + r: sums of products of sinh r and cosh r with sinh and cosh of n ln 2, of which the largest part is added last.
+    """
+    u = at_most(abs_(x), 89.5)
+    n, shifted = round_with(u, LOG2_E, 127 - 2)
+    r, rest = _reduced(u, n)
+    power = power_of_two(shifted)
+    inverse = from_bits(maximum(sub(integer((2 * (127 - 2)) << 23, x), bits(power)), 0))  # 2^(-n - 2), 0 where it is too small
+    cosh_n, sinh_n = add(power, inverse), sub(power, inverse)
+    cosh_lost, sinh_lost = sub(inverse, sub(cosh_n, power)), sub(sub(power, sinh_n), inverse)  # where n > 11
+    square = mul(r, r)
+    sinh_rest = mul(mul(r, square), paired(square, c.SINH_SINGLE))  # sinh r - r
+    cosh_rest = fma(square, polynomial(square, c.COSH_SINGLE), rest)  # cosh r - 1; the rest of ln 2 matters only where sinh and cosh agree
+    even = fma(cosh_n, r, fma(cosh_n, sinh_rest, fma(sinh_n, cosh_rest, fma(cosh_lost, r, sinh_lost))))
+    odd = fma(sinh_n, r, fma(sinh_n, sinh_rest, fma(cosh_n, cosh_rest, cosh_lost)))
+    return add(sinh_n, even), add(cosh_n, odd)
+
+
 def sinh(x: Node) -> Node:
-    e = expm1_wide(wide(at_most(abs_(x), 91.0)))
-    return copysign(narrow(mul(add(e, div(e, add(e, 1.0))), 0.5)), x)
+    half, _ = _hyperbolic(x)
+    size = abs_(x)
+    square = mul(size, size)
+    near = fma(mul(size, square), paired(square, c.SINH_SINGLE), size)
+    return with_sign_of(x, where(lt(size, 1.0), near, add(half, half)))
 
 
 def cosh(x: Node) -> Node:
-    e = exp_wide(wide(at_most(abs_(x), 91.0)))
-    return narrow(mul(add(e, div(like(1.0, e), e)), 0.5))
+    _, half = _hyperbolic(x)
+    return add(half, half)
 
 
 def exp_wide(x: Node) -> Node:
-    """e^x, |x| < 700."""
+    """e^x of a float64, |x| < 700, to 2^-29: for formulas that need more than float32 has."""
     n, shifted = round_with(x, LOG2_E, 1023)
     r = fma(n, like(-math.log(2), x), x)
     return mul(polynomial(r, c.EXP_SHORT), power_of_two(shifted))
-
-
-def expm1_wide(x: Node) -> Node:
-    """e^x - 1, small relative error also near 0, |x| < 700."""
-    n, shifted = round_with(x, LOG2_E, 1023)
-    r = fma(n, like(-math.log(2), x), x)
-    scale = power_of_two(shifted)
-    return fma(scale, mul(r, polynomial(r, c.EXPM1_SHORT)), sub(scale, 1.0))
-
-
-def exp2_wide(x: Node) -> Node:
-    """2^x, |x| < 1000."""
-    n, shifted = round_with(x, 1.0, 1023)
-    return mul(polynomial(sub(x, n), c.EXP2_SHORT), power_of_two(shifted))
