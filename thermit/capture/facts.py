@@ -24,6 +24,7 @@ import importlib
 import io
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
@@ -51,7 +52,9 @@ _IMPURE_SETTINGS = frozenset(("get_num_threads", "get_num_interop_threads", "set
 _GENERATOR_READS = frozenset(("manual_seed", "seed", "set_state", "get_state", "initial_seed", "set_offset", "get_offset"))
 _CLOCKS = frozenset(("now", "today", "utcnow"))
 VALUE_READS = frozenset(("tolist", "numpy", "data_ptr", "__array__", "__dlpack__", "_to_dlpack", "untyped_storage", "storage"))
+_WARNS = frozenset(("warn", "warn_explicit"))
 _READING_CODES = frozenset(getattr(torch.Tensor, name).__code__ for name in ("__array__", "__dlpack__", "storage", "__reduce_ex__", "__deepcopy__"))
+_SHOW_WARNING = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
 _FIND_AND_LOAD = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 
 
@@ -158,6 +161,10 @@ class Watcher:
                 self._importing = None
             return
         if event == "call" and frame.f_code is _FIND_AND_LOAD:
+            self._importing = frame
+        elif event == "call" and frame.f_code is _SHOW_WARNING:  # shown now, and as the filters say not again
+            if _shows_always(frame.f_locals["msg"]):
+                self._refuse("warns, by filter at every call", frame)
             self._importing = frame
         elif event == "c_call":
             self._native_call(frame, arg)
@@ -385,6 +392,8 @@ class Watcher:
     def _native_call(self, frame: FrameType, function: Any) -> None:
         owner = getattr(function, "__self__", None)
         name = getattr(function, "__name__", "")
+        if name in _WARNS and function.__module__ == "_warnings":
+            self._warning_filters()
         if code_origin(frame.f_code) is LIBRARY:  # torch.get_rng_state, fork_rng, ...: draws so far must have been made
             if type(owner) is torch.Generator and name in _GENERATOR_READS:
                 self._refuse(f"calls {name}() of the random generator", frame)
@@ -400,6 +409,15 @@ class Watcher:
             self._refuse(f"calls {name}() of {type(owner).__name__}", frame)
         elif isinstance(owner, type) and name in _CLOCKS:
             self._refuse(f"calls {owner.__name__}.{name}()", frame)
+
+    def _warning_filters(self) -> None:
+        """The filters decide whether a warning is shown again: another list, or another first filter, is another case."""
+        place = Attr(Held(warnings, "warnings"), "filters")
+        filters = warnings.filters
+        self.objects.guard(place, "is", filters)
+        self.objects.guard(place, "length", (type(filters), len(filters)))
+        if filters:
+            self.objects.guard(Item(place, 0), "is", filters[0])
 
     def facts(self) -> Facts:
         """The guards; refused if the function wrote state, which shows as a guard that no longer holds."""
@@ -453,6 +471,17 @@ def watch(function: Any, call: Call, on_refuse: Refused | None = None) -> Watche
     random numbers of Python, foreign objects); state that was written shows in `facts()` only.
     """
     return Watcher(function, call, on_refuse)
+
+
+def _shows_always(message: warnings.WarningMessage) -> bool:
+    """Whether a filter shows this warning each time that it is raised (a filter for certain modules: perhaps)."""
+    for action, text, category, module, line in warnings.filters:
+        if issubclass(message.category, category) and line in (0, message.lineno) and (text is None or text.match(str(message.message))):
+            if action in ("always", "all"):
+                return True
+            if module is None:
+                return False
+    return False
 
 
 def _still(source: Source, call: Call, tensor: torch.Tensor) -> bool:
