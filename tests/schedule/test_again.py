@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+import thermit
 from tests.loops.graphs import graph_of, inputs_of, softmax
 from thermit.ir import build as b
 from thermit.ir import prims as p
@@ -73,3 +76,13 @@ def test_stored(name):
     stored = {s.node.prim.name for k in schedule.steps if isinstance(k, Kernel) for s in k.stores if s.target == "temp"}
     assert stored == expected
     assert {r.node.prim.name for r in schedule.refused} == expected
+
+
+def test_places_and_weights_along_an_axis_are_made_once() -> None:
+    kernels = thermit.jit(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")).trace(torch.randn(2, 4, 32, 48)).lower()
+    loops = kernels.as_text("loops")
+    assert kernels.as_text("kernels").count("would be computed") >= 3
+    assert "check" not in loops
+    x = torch.randn(2, 4, 33, 47)
+    found, expected = thermit.jit(F.interpolate)(x, scale_factor=1.7, mode="bilinear"), F.interpolate(x, scale_factor=1.7, mode="bilinear")
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)

@@ -126,6 +126,24 @@ def gather(w: FunctionWriter, memory: Memory, offset: str, step: int | None, wid
     return raw
 
 
+def places(w: FunctionWriter, memory: Memory, first: str, factor: int, width: int) -> list[str]:
+    """`factor` times the places (int64) that stand from `first` on, one register each."""
+    start, found = address(w, memory, first), []
+    for k in range(width):
+        place = w.op(f"load i64, ptr {w.op(f'getelementptr inbounds i64, ptr {start}, i64 {k}')}, align 8")
+        found.append(w.op(f"mul i64 {place}, {factor}") if factor != 1 else place)
+    return found
+
+
+def read_at_places(w: FunctionWriter, memory: Memory, base: str, places: list[str]) -> str:
+    """Lane k from `base` + the k-th of the places."""
+    kind, of, raw = memory_type(memory.dtype), vector(memory_type(memory.dtype), len(places)), "poison"
+    for k, place in enumerate(places):
+        one = w.op(f"load {kind}, ptr {w.op(f'getelementptr {kind}, ptr {base}, i64 {place}')}, align {memory.dtype.itemsize}")
+        raw = w.op(f"insertelement {of} {raw}, {kind} {one}, i32 {k}")
+    return raw
+
+
 def scatter(w: FunctionWriter, memory: Memory, offset: str, step: int | None, width: int, mask: str | None, raw: str) -> None:
     """The lanes one after another, so that the last of equal offsets stays."""
     kind = memory_type(memory.dtype)

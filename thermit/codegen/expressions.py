@@ -20,11 +20,21 @@ from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import FLOAT32, FLOAT64, INT32, INT64
 from thermit.loops.nest import Check, For, LoopProgram, Stmt, Store, exprs_of
+from thermit.records import dataclass
 
 _FOLDING = (p.ADD, p.SUB, p.MUL, p.FMA)  # whose constants may stand in memory
 MOST_CONSTANTS = 6  # of a loop that stand in registers: up to here there is no difference
 MOST_COPIES = 8  # of one constant
 _COMPARE = {p.EQ: "eq", p.NE: "ne", p.LT: "slt", p.LE: "sle", p.GT: "sgt", p.GE: "sge"}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An offset: the sum of what is the same for all lanes, and `factor` times places that are loaded side by side."""
+
+    uniform: tuple[Node, ...]
+    places: Node
+    factor: int
 
 
 class ExpressionWriter(FunctionWriter):
@@ -113,6 +123,9 @@ class ExpressionWriter(FunctionWriter):
         if self.lanes is None or not node.args:
             return node.args
         if node.prim is p.LOAD:
+            table = self._table(node)
+            if table is not None:
+                return table.uniform
             return node.args if self.steps.step(node.args[0]) in (0, None) else node.args[1:]
         if node.dtype is INT64 and self.steps.step(node) not in (0, None):
             return ()
@@ -265,7 +278,66 @@ class ExpressionWriter(FunctionWriter):
                 floor = depth
         return floor
 
+    def _table(self, node: Node) -> Table | None:
+        """How a load reads at places that lie side by side in memory, if it does: then each lane's place is read by itself, which is
+        cheaper than taking a vector of them apart."""
+        lanes = self.lanes
+        if lanes is None or lanes.mask is not None or len(node.args) > 1 or self.target.has_fast_gather or self._has_check:
+            return None
+        if self.steps.step(node.args[0]) is not None:
+            return None
+        terms = [node.args[0]]
+        uniform: list[Node] = []
+        places: Node | None = None
+        factor = 1
+        while terms:
+            term = terms.pop()
+            if self.steps.step(term) == 0:
+                uniform.append(term)
+                continue
+            if term.prim is p.ADD:
+                terms += term.args
+                continue
+            if term.prim is p.MUL and term.args[1].prim is p.CONST:
+                factor, term = int(term.args[1].attrs.value), term.args[0]
+            if places is None and term.prim is p.LOAD and len(term.args) == 1 and self.steps.step(term.args[0]) == 1 and term not in self._reads:
+                places = term
+            else:
+                return None
+        return Table(tuple(uniform), places, factor) if places is not None else None
+
+    def _load_by_table(self, node: Node, table: Table) -> None:
+        lanes, memory = self.lanes, self.memories[node.attrs.name]
+        assert lanes is not None
+        places = self._places(table, lanes)
+        uniform = [self.values[u] for u in table.uniform]
+        self.go(max([0, *(u.depth for u in uniform)]))
+        base = f"%m.{memory.name}"
+        for u in uniform:
+            base = self.op(f"getelementptr {memory_type(memory.dtype)}, ptr {base}, i64 {u.text}")
+        depth = max([self._floor_of_load(node), lanes.depth, *(u.depth for u in uniform)])
+        self.go(depth)
+        raw = access.read_at_places(self, memory, base, places)
+        self.bind(node, Value(access.from_memory(self, raw, memory.dtype, lanes.width), lanes.width, depth))
+
+    def _places(self, table: Table, lanes: Lanes) -> list[str]:
+        """The place of each lane, as scalars."""
+        keys = [("place", table.places, table.factor, k) for k in range(lanes.width)]
+        if keys[0] not in self.values:
+            first = self.lane0(table.places.args[0])
+            depth = max(self._floor_of_load(table.places), first.depth, lanes.depth)
+            self.go(depth)
+            for key, text in zip(
+                keys, access.places(self, self.memories[table.places.attrs.name], first.text, table.factor, lanes.width), strict=True
+            ):
+                self.bind(key, Value(text, 0, depth))
+        return [self.values[key].text for key in keys]
+
     def _load(self, node: Node) -> None:
+        table = self._table(node)
+        if table is not None:
+            self._load_by_table(node, table)
+            return
         memory, lanes = self.memories[node.attrs.name], self.lanes
         guard = self.values[node.args[1]] if len(node.args) > 1 else None
         step = self.steps.step(node.args[0])

@@ -25,4 +25,6 @@ def canonical(kernel: Kernel) -> Kernel:
         args = tuple(new[a] for a in node.args)
         new[node] = node if args == node.args else Node(node.prim, args, node.attrs, node.type)
     stores = tuple(Stored(new[s.node], s.strides, s.target, inputs.get(s.index, NO_INPUT) if s.target == "update" else 0) for s in kernel.stores)
-    return Kernel("kernel", stores, tuple(Load(new[load.node], load.strides) for load in kernel.loads), frozenset(new[n] for n in kernel.rows))
+    return Kernel(
+        "kernel", stores, tuple(Load(new[load.node], load.strides, load.limits) for load in kernel.loads), frozenset(new[n] for n in kernel.rows)
+    )

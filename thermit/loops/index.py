@@ -40,6 +40,7 @@ class Indices:
         self.extents: dict[Node, int] = {}
         self._forms: dict[Node, Form] = {}
         self._order: dict[Node, int] = {}
+        self.limits: dict[Node, tuple[int, int]] = {}  # of what is loaded, where its expression tells them
 
     def variable(self, name: str, extent: int) -> Node:
         """A loop variable over [0, extent)."""
@@ -135,6 +136,8 @@ class Indices:
         extent = self.extents.get(atom)
         if extent is not None:
             return 0, extent - 1
+        if atom in self.limits:
+            return self.limits[atom]
         if atom.prim in (p.MIN, p.MAX) and atom.dtype is INT64:
             (a, b), (c, d) = self.bounds(atom.args[0]), self.bounds(atom.args[1])
             return (min(a, c), min(b, d)) if atom.prim is p.MIN else (max(a, c), max(b, d))

@@ -80,6 +80,7 @@ class Pull:
         self.indices = Indices()
         self.memories: list[Memory] = []
         self.names: dict[Node, tuple[str, Shape]] = {}
+        self.limits: dict[Node, tuple[int, int]] = {}
         self.depths: dict[Node, int] = {}
         self.active: list[Scope] = []
         self.uses: set[Node] = set()  # index expressions whose values matter, for the layout
@@ -201,7 +202,10 @@ class Pull:
         name, strides = self.names[node]
         offset = self.indices.linear(zip(strides, index, strict=True))
         self.loads.add(offset)
-        return build.load(name, node.dtype, self.use(offset), guard)
+        made = build.load(name, node.dtype, self.use(offset), guard)
+        if guard is None and node in self.limits:
+            self.indices.limits[made] = self.limits[node]
+        return made
 
     # ------------------------------------------------------------------ views
     def view(self, node: Node, index: Index, guard: Node | None) -> Node:
@@ -404,6 +408,8 @@ class Pull:
             own = load.node.attrs.index if load.node.prim is p.INPUT else -1
             alias: tuple[str, ...] = (aliases[own],) if own in updated else ()
             self.names[load.node] = (f"in{k}", load.strides)
+            if load.limits is not None:
+                self.limits[load.node] = load.limits
             self.memories.append(Memory(f"in{k}", load.node.dtype, "in", span(load.node.shape, load.strides), alias))
         for k, s in enumerate(self.kernel.stores):
             alias = tuple(m.name for m in self.memories if f"out{k}" in m.alias)

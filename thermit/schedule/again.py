@@ -24,7 +24,18 @@ from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import contiguous_strides
 from thermit.records import dataclass
-from thermit.schedule.cost import AGAIN_GAIN, AGAIN_TRIALS, COST_CODE, COST_KERNEL, COST_SCATTERED, COSTLY_AGAIN, LIMIT_CODE, cost_of, memory_cost
+from thermit.schedule.cost import (
+    AGAIN_GAIN,
+    AGAIN_TRIALS,
+    COST_CODE,
+    COST_KERNEL,
+    COST_SCATTERED,
+    COSTLY_AGAIN,
+    LIMIT_CODE,
+    TABLE_RUNS,
+    cost_of,
+    memory_cost,
+)
 from thermit.schedule.group import Group, Root
 from thermit.schedule.trace import Labels, Trace, below
 
@@ -272,17 +283,17 @@ def _may_repeat(group: Group) -> bool:
     return any(a in visits and a.prim.kind not in ("const", "iota") for a in inside)
 
 
-def computed_again(group: Group) -> tuple[Node, str] | None:
-    """The value of a kernel to be stored, with the reason; None where nothing is computed so often that it pays."""
+def computed_again(group: Group) -> list[tuple[Node, str]]:
+    """The values of a kernel to be stored, with the reason; none where nothing is computed so often that it pays."""
     root = group.roots[0]
     if root.node.prim is p.SCATTER or not _may_repeat(group):
-        return None
+        return []
     leaves = group.trace.leaves
     try:
         whole = Weighing(group.roots, leaves, group.rows)
         candidates = whole.candidates()
         if not candidates:
-            return None
+            return []
         work = whole.work()
         least = max(COST_KERNEL, AGAIN_GAIN * work)
         best: tuple[float, Node] | None = None
@@ -294,10 +305,23 @@ def computed_again(group: Group) -> tuple[Node, str] | None:
             gain = work - rest - alone - node.type.numel * memory_cost(node)
             if gain > least and (best is None or gain > best[0]):
                 best = gain, node
+        found = [best[1]] if best is not None else _tables(whole, group, [node for _, node in candidates], work)
     except TooMany:
-        return None
-    if best is None:
-        return None
-    node = best[1]
-    times = whole.runs[node] / node.type.numel
-    return node, f"would be computed {times:.1f} times" if times >= 1.25 else "would be computed one lane at a time"
+        return []
+    return [(node, _reason(whole.runs[node] / node.type.numel)) for node in found]
+
+
+def _tables(whole: Weighing, group: Group, candidates: list[Node], work: float) -> list[Node]:
+    """Small values that are needed over and over (the places and weights along an axis of an image): what they are made of they share,
+    so that none pays alone, but all of them together."""
+    tables = [n for n in candidates if whole.runs[n] >= TABLE_RUNS * n.type.numel and all(r.node is not n for r in group.roots)]
+    tables = [n for n in tables if cost_of(n) > 1 or any(a not in tables and a.prim is not p.CONST for a in n.args)]
+    if len(tables) < 2:
+        return []
+    rest = Weighing(group.roots, {*group.trace.leaves, *tables}, group.rows).work()
+    made = sum(n.type.numel * (cost_of(n) + memory_cost(n)) for n in tables) + COST_KERNEL * len(tables)
+    return tables if rest + made < work else []
+
+
+def _reason(times: float) -> str:
+    return f"would be computed {times:.1f} times" if times >= 1.25 else "would be computed one lane at a time"

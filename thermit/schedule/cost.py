@@ -20,6 +20,7 @@ COST_POW = 60
 COST_KERNEL = 5000  # of one more kernel: started, and its buffer
 AGAIN_GAIN = 0.05  # of the work of a kernel that must be saved
 AGAIN_TRIALS = 4  # values whose storing is weighed in full
+TABLE_RUNS = 16  # as often as this for each element: making it once costs next to nothing
 COSTLY_AGAIN = 8  # kernels of fewer operations are not weighed
 L2_BYTES = 1 << 19  # what is larger goes to L3 and back
 L3_BYTES = 1 << 24  # what is larger goes to memory and back

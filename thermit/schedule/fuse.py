@@ -166,9 +166,8 @@ class Fusion:
         group.reads = set(found.leaves)
         self.check_alignment(group)
         self.set_rows(group)
-        again = computed_again(group)
-        if again is not None:
-            self.store(*again)
+        for node, reason in computed_again(group):
+            self.store(node, reason)
         return group
 
     def trace_root(self, node: Node, leaf: Callable[[Node, Labels, Trace], bool]) -> Trace:

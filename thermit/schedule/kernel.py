@@ -32,10 +32,12 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A graph input, a stored node or a call's result that a kernel reads, with its strides (elements)."""
+    """A graph input, a stored node or a call's result that a kernel reads, with its strides (elements).  `limits`: of an index (int64)
+    that was clamped before it was stored, its smallest and largest value: it needs no check."""
 
     node: Node
     strides: Shape
+    limits: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

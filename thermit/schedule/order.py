@@ -12,13 +12,14 @@ import itertools
 
 from thermit.ir import prims as p
 from thermit.ir.node import Node
-from thermit.ir.types import Shape, contiguous_strides
+from thermit.ir.types import INT64, Shape, contiguous_strides
 from thermit.schedule.group import Decisions, Group, Root
 from thermit.schedule.kernel import CallStep, Kernel, Load, Stored
 from thermit.schedule.rows import rows
 from thermit.schedule.trace import Trace
 
 Unit = Group | Node
+UNBOUNDED = 1 << 62  # no place in memory
 Steps = tuple[Kernel | CallStep, ...]
 
 
@@ -31,6 +32,26 @@ def _is_pointwise(group: Group, node: Node) -> bool:
     moved = group.trace.moved()
     scans = any(n.prim.kind == "scan" for n in group.trace.visits)
     return node not in moved and not scans and all(r.node.shape == group.roots[0].node.shape for r in group.roots)
+
+
+def _limits(node: Node) -> tuple[int, int] | None:
+    """Bounds of an index that is clamped between constants; None where its expression tells none."""
+    if node.dtype is not INT64 or node.prim not in (p.MIN, p.MAX):
+        return None
+    low, high = _bounds(node, 8)
+    return (low, high) if low > -UNBOUNDED and high < UNBOUNDED else None
+
+
+def _bounds(node: Node, depth: int) -> tuple[int, int]:
+    if node.prim is p.CONST:
+        return int(node.attrs.value), int(node.attrs.value)
+    if not depth or node.prim not in (p.MIN, p.MAX, p.ADD):
+        return -UNBOUNDED, UNBOUNDED
+    (a, b), (c, d) = (_bounds(arg, depth - 1) for arg in node.args)
+    if node.prim is p.ADD:
+        is_known = max(-a, b, -c, d) < UNBOUNDED
+        return (a + c, b + d) if is_known else (-UNBOUNDED, UNBOUNDED)
+    return (min(a, c), min(b, d)) if node.prim is p.MIN else (max(a, c), max(b, d))
 
 
 class Arrangement:
@@ -159,7 +180,7 @@ class Arrangement:
 
     # ------------------------------------------------------------------ steps
     def load(self, node: Node) -> Load:
-        return Load(node, self.strides[node] if node in self.strides else self.home[node].strides)
+        return Load(node, self.strides[node] if node in self.strides else self.home[node].strides, _limits(node))
 
     def arguments(self, call: Node) -> list[Load]:
         """What a call reads: the tensor as it is if its strides are what is asked for, else one that was stored for it."""
