@@ -54,6 +54,27 @@ def test_what_does_not_fit_is_found(fault, monkeypatch):
     assert torch_abi.abi() is None and torch_abi.mismatch
 
 
+UNUSUAL = """
+import torch, thermit
+from thermit.runtime import torch_abi
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.forward_ad import dual_level
+modes = (torch.inference_mode(), torch.autocast("cpu", dtype=torch.float16), FakeTensorMode(), dual_level(), torch.device("meta"))
+for mode in modes:
+    torch_abi._cache.clear()
+    with mode:
+        assert torch_abi.abi() is not None, (mode, torch_abi.mismatch)
+torch_abi._cache.clear()
+torch.func.vmap(lambda x: x * bool(torch_abi.abi()))(torch.ones(3))
+assert torch_abi.abi() is not None, torch_abi.mismatch
+"""
+
+
+def test_it_does_not_matter_where_the_first_call_is_made():
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", UNUSUAL], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+
+
 SCRIPT = """
 import sys
 import torch, thermit

@@ -317,11 +317,11 @@ def _objects() -> dict[str, int]:
 
 
 def _forward_ad() -> dict[str, int]:
-    """The module that keeps the level of forward-mode derivatives; -1 outside."""
-    level = forward_ad._current_level
-    _require(type(level) is int and level == -1, "forward mode is active")
+    """The module that keeps the level of forward-mode derivatives; outside it is -1, an integer of which there is one object."""
+    level, none = forward_ad._current_level, int("-1")
+    _require(type(level) is int and level >= none and int("-1") is none, "level of forward mode")
     key = sys.intern("_current_level")
-    return {"FORWARD_AD": id(vars(forward_ad)), "CURRENT_LEVEL": id(key), "NO_LEVEL": id(level)}
+    return {"FORWARD_AD": id(vars(forward_ad)), "CURRENT_LEVEL": id(key), "NO_LEVEL": id(none)}
 
 
 # dtype: DLPack's code | bits << 8 | lanes << 16
@@ -345,6 +345,25 @@ _KEEP: list[Any] = []
 _cache: list[Abi | None] = []
 _cache_lock = lock()
 mismatch: str | None = None
+
+
+def _probe_undisturbed() -> Abi:
+    """Probes in a thread of its own: what this one is inside of (inference mode, autocast, a dispatch mode, vmap, another default device) is
+    no fact about the library."""
+    found: list[Abi | Exception] = []
+
+    def probe() -> None:
+        try:
+            found.append(_probe())
+        except Exception as error:  # whatever a probe meets: this is another PyTorch
+            found.append(error)
+
+    thread = threading.Thread(target=probe)
+    thread.start()
+    thread.join()
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
 def _probe() -> Abi:
@@ -375,8 +394,8 @@ def abi() -> Abi | None:
         with _cache_lock:
             if not _cache:
                 try:
-                    _cache.append(_probe())
-                except Exception as error:  # whatever a probe meets: this is another PyTorch
+                    _cache.append(_probe_undisturbed())
+                except Exception as error:
                     mismatch = f"{type(error).__name__}: {error}"
                     _cache.append(None)
     return _cache[0]
