@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import mpmath as mp
 import numpy as np
 import pytest
 
@@ -188,6 +190,16 @@ def test_the_fused_measure_of_errors_is_the_plain_one() -> None:
     ErrorKernel(p.ASIN, 256)(x, true, fused)
     assert np.array_equal(plain, fused)
     assert np.isinf(plain).any() and (plain == 0).any() and ((plain > 0) & (plain < 2)).any()
+
+
+@pytest.mark.parametrize(("prim", "exact"), [(p.ERF, mp.erf), (p.ERFC, mp.erfc)], ids=["erf", "erfc"])
+def test_the_reference_of_erf_is_right_to_58_bits(prim: Prim, exact: Callable[[mp.mpf], mp.mpf]) -> None:
+    x = np.concatenate([np.linspace(-6, 6, 61), [0.9999, 1.0, 1.4999, 1.5, 1.9999, 2.0, 2.4999, 2.5, 3.9999, 4.0, 15.0, 26.0]])
+    with mp.workprec(120):
+        for argument, value in zip(x, in_long_double(prim)(x), strict=True):
+            true = exact(mp.mpf(float(argument)))
+            high = float(value)
+            assert abs(mp.mpf(high) + mp.mpf(float(value - LONG(high))) - true) <= abs(true) * mp.mpf(2) ** -58, argument
 
 
 def test_longdouble_is_wider_than_float64() -> None:

@@ -111,33 +111,44 @@ def _exp_of_minus_square(x: Array) -> Array:
     return np.exp(-high * high) * np.exp(-(x - high) * (x + high))
 
 
-def _erf_by_series(x: Array) -> Array:
-    """2 / sqrt(pi) e^(-x^2) sum of 2^n x^(2n+1) / (2n+1)!!, all terms positive; 0 <= x < 2.5."""
-    square, term, total = x * x, x.copy(), x.copy()
-    for n in range(1, 60):
-        term = term * (2 * square / (2 * n + 1))
-        total = total + term
-    return total * TWO_OVER_ROOT_PI * _exp_of_minus_square(x)
+def _erf_by_series(x: Array, terms: int) -> Array:
+    """2 / sqrt(pi) e^(-x^2) sum of 2^n x^(2n+1) / (2n+1)!!, all terms positive."""
+    square, total = x * x, np.ones_like(x)
+    for n in range(terms, 0, -1):
+        total = 1 + total * (square * (LONG(2) / (2 * n + 1)))
+    return x * total * TWO_OVER_ROOT_PI * _exp_of_minus_square(x)
 
 
-def _erfc_by_fraction(x: Array) -> Array:
-    """The continued fraction of Laplace, x >= 1.5."""
-    tail = np.zeros_like(x)
-    for k in range(100, 0, -1):
+def _erfc_by_fraction(x: Array, terms: int) -> Array:
+    """The continued fraction of Laplace; what is cut off is about what would repeat itself."""
+    tail = (np.sqrt(x * x + 2 * LONG(terms + 1)) - x) / 2
+    for k in range(terms, 0, -1):
         tail = LONG(k) / 2 / (x + tail)
     return _exp_of_minus_square(x) / (x + tail) * (TWO_OVER_ROOT_PI / 2)
 
 
+# up to where which of the two with how many terms is right to 60 bits
+_SERIES = ((1.0, 22), (1.5, 32), (2.0, 44))
+_FRACTION = ((2.0, 100), (2.5, 64), (4.0, 48), (np.inf, 28))
+
+
+def _in_pieces(size: Array, cut: float, near: Function, far: Function) -> Array:
+    """near(size, terms) below `cut` and far(size, terms) above, each with as many terms as its arguments need."""
+    value, low = np.empty_like(size), 0.0
+    pieces = [(high, near, n) for high, n in _SERIES if high <= cut] + [(high, far, n) for high, n in _FRACTION if high > cut]
+    for high, function, terms in pieces:
+        inside = (size >= low) & (size < high)
+        value[inside], low = function(size[inside], terms), high
+    return value
+
+
 def _erf(x: Array) -> Array:
-    size = np.minimum(np.abs(x), LONG(30))
-    value = np.where(size < 2, _erf_by_series(np.minimum(size, LONG(2))), 1 - _erfc_by_fraction(np.maximum(size, LONG(2))))
+    value = _in_pieces(np.minimum(np.abs(x), LONG(30)), 2.0, _erf_by_series, lambda w, terms: 1 - _erfc_by_fraction(w, terms))
     return np.where(np.isnan(x), x, np.copysign(value, x))
 
 
 def _erfc(x: Array) -> Array:
-    size = np.minimum(np.abs(x), LONG(150))
-    far = _erfc_by_fraction(np.maximum(size, LONG(1.5)))
-    value = np.where(size < 1.5, 1 - _erf_by_series(np.minimum(size, LONG(1.5))), far)
+    value = _in_pieces(np.minimum(np.abs(x), LONG(150)), 1.5, lambda w, terms: 1 - _erf_by_series(w, terms), _erfc_by_fraction)
     return np.where(np.isnan(x), x, np.where(x < 0, 2 - value, value))
 
 

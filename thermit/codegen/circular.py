@@ -19,6 +19,7 @@ from thermit.codegen.arithmetic import (
     is_odd,
     magic,
     pair_over,
+    paired,
     polynomial,
     power_of_two,
     round_with,
@@ -113,7 +114,7 @@ def _angle(b: Node, a: Node) -> Pair:
     rest = add(fma(neg(t), den[0], num[0]), fma(neg(t), den[1], num[1]))
     rest = where(lt(abs_(t), 2.0**-900), zero, div(rest, den[0]))
     z = mul(t, t)
-    tail = fma(mul(z, t), polynomial(z, c.ATAN), fma(neg(rest), z, rest))
+    tail = fma(mul(z, t), paired(z, c.ATAN), fma(neg(rest), z, rest))
     high, low = fast_two_sum(where(upper, like(math.pi / 4, a), zero), t)
     high, low = where(upper, high, t), where(upper, add(low, HALF_PI_1 / 2), zero)
     return fast_two_sum(high, add(low, tail))
@@ -165,7 +166,7 @@ def _arc(x: Node) -> tuple[Node, Pair]:
     root = sqrt(z)
     root_low = where(gt(root, 0.0), div(fma(neg(root), root, z), add(root, root)), zero)
     s, low = where(above, root, size), where(above, root_low, zero)
-    return above, fast_two_sum(s, fma(mul(s, z), polynomial(z, c.ASIN), low))
+    return above, fast_two_sum(s, fma(mul(s, z), paired(z, c.ASIN), low))
 
 
 def asin(x: Node) -> Node:
@@ -191,7 +192,7 @@ ERF_NEAR, ERFC_NEAR = 0.75, 0.625  # below: a polynomial of its own
 
 def _erf_near(size: Node) -> Pair:
     """erf(size) = size + size P(size^2), size <= ERF_NEAR."""
-    return fast_two_sum(size, mul(size, polynomial(mul(size, size), c.ERF)))
+    return fast_two_sum(size, mul(size, paired(mul(size, size), c.ERF)))
 
 
 def _erfc_far(size: Node) -> tuple[Pair, Node]:
@@ -204,7 +205,7 @@ def _erfc_far(size: Node) -> tuple[Pair, Node]:
     under, lost = two_sum(under, like(1.0, size))
     top, rest = pair_over(power, (under, add(under_low, lost)))
     t = div(sub(size, 4.0), add(size, 4.0))
-    return fast_two_sum(top, fma(top, polynomial(t, c.ERFC), rest)), power_of_two(shifted)
+    return fast_two_sum(top, fma(top, paired(t, c.ERFC), rest)), power_of_two(shifted)
 
 
 def _less(value: float, x: Pair, scale: Node) -> Node:
@@ -219,7 +220,7 @@ def erf(x: Node) -> Node:
     near, rest = _erf_near(size)
     w = at_most(size, 5.95)
     square, error = two_product(w, w)
-    top, low = two_sum(neg(square), polynomial(w, c.LOG_ERFC))
+    top, low = two_sum(neg(square), paired(w, c.LOG_ERFC))
     shifted, _, high, tail = exponential(top, sub(low, error), magic(FLOAT64, 1023))
     scale = power_of_two(shifted)
     one, less = fast_two_sum(like(1.0, x), neg(scale))

@@ -17,7 +17,7 @@ from thermit.codegen.arithmetic import (
     magic,
     pair_over,
     pair_times,
-    polynomial,
+    paired,
     power_of_two,
     round_with,
     split_exponent,
@@ -46,7 +46,7 @@ def exponential(x: Node, extra: Node | None, shift: Node | float) -> tuple[Node,
     high = fma(n, like(-math.log(2), x), x)  # exact: a multiple of 2^-53 below 1/2
     low = mul(n, -LN2_REST)
     low = low if extra is None else add(low, extra)
-    tail = mul(mul(high, high), polynomial(high, c.EXP))
+    tail = mul(mul(high, high), paired(high, c.EXP))
     return shifted, n, high, fma(low, add(add(high, tail), 1.0), tail)
 
 
@@ -74,7 +74,7 @@ def exp2(x: Node) -> Node:
     high, low = two_product(fraction, like(math.log(2), x))
     low = fma(fraction, like(LN2_REST, x), low)
     one, rest = fast_two_sum(like(1.0, x), high)
-    power = add(one, fma(mul(high, high), polynomial(high, c.EXP), add(rest, low)))
+    power = add(one, fma(mul(high, high), paired(high, c.EXP), add(rest, low)))
     return mul(mul(power, power_of_two(shifted)), where(negative, like(2.0**-100, x), like(2.0, x)))
 
 
@@ -85,7 +85,7 @@ def _expm1_parts(x: Node, halvings: int) -> Pair:
     low = mul(n, -LN2_REST)
     square = mul(high, high)
     # r^2 / 2 apart: what is left of the series is small, and so is its error
-    cube = mul(mul(square, high), polynomial(high, c.EXP[1:]))
+    cube = mul(mul(square, high), paired(high, c.EXP[1:]))
     power = add(add(fma(square, like(0.5, x), cube), high), 1.0)
     rest = fma(low, power, fma(fma(high, high, neg(square)), like(0.5, x), cube))
     scale = power_of_two(shifted)
@@ -110,8 +110,11 @@ def sigmoid(x: Node) -> Node:
     a, b = mul(mul(a, scale), 2.0**-100), mul(mul(b, scale), 2.0**-100)
     below, error = fast_two_sum(like(1.0, x), a)
     negative = lt(x, 0.0)
-    top, rest = pair_over((where(negative, a, like(1.0, x)), where(negative, b, like(0.0, x))), (below, add(error, b)))
-    return add(top, rest)
+    inverse = div(like(1.0, x), below)
+    top = where(negative, a, like(1.0, x))
+    first = mul(top, inverse)
+    left = fma(neg(first), add(error, b), where(negative, b, like(0.0, x)))
+    return fma(add(fma(neg(first), below, top), left), inverse, first)
 
 
 def tanh(x: Node) -> Node:
@@ -161,7 +164,7 @@ def _logarithm(n: Node, f: Node, extra: Node | None = None) -> Pair:
     if extra is not None:
         rest = add(rest, fma(neg(extra), f, extra))
     # ln(1 + f) = f - f^2 / 2 + s (f^2 / 2 + z P(z))
-    return top, add(rest, mul(s, fma(z, polynomial(z, c.LOG), mul(square, 0.5))))
+    return top, add(rest, mul(s, fma(z, paired(z, c.LOG), mul(square, 0.5))))
 
 
 def _normal(x: Node) -> Pair:
@@ -271,7 +274,7 @@ def _long_logarithm(n: Node, f: Node) -> Pair:
     s = div(f, below)
     s_low = div(fma(neg(s), error, fma(neg(s), below, f)), below)
     z = pair_times((s, s_low), (s, s_low))
-    inner = fast_two_sum(like(2 / 3, f), fma(z[0], polynomial(z[0], c.LOG_TAIL), like(3.700743415417188e-17, f)))
+    inner = fast_two_sum(like(2 / 3, f), fma(z[0], paired(z[0], c.LOG_TAIL), like(3.700743415417188e-17, f)))
     cube = pair_times(pair_times((s, s_low), z), inner)
     twice = (add(s, s), add(s_low, s_low))
     total, rest = fast_two_sum(twice[0], cube[0])
