@@ -1,11 +1,12 @@
 # make demo     set up .venv and run the main job on a real image and a simulation, eager beside jit
 # make test     the test suite          make lint        ruff and mypy
 # make bench    the benchmarks          make exhaustive  every float32 input of every function (long)
+# make soak     threads, forks, a million calls, guard pages, random programs, as long as a release needs (an hour)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench exhaustive clean
+.PHONY: demo test lint bench exhaustive soak clean
 
 $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +36,11 @@ bench: $(VENV)/.ready $(VENV)-jax/.ready
 
 exhaustive: $(VENV)/.ready
 	$(BIN)/python -m tests.exhaustive.run
+
+soak: $(VENV)/.ready
+	THERMIT_TEST_SECONDS=60 THERMIT_TEST_CALLS=1000000 THERMIT_TEST_PROGRAMS=2000 \
+		$(BIN)/python -X faulthandler -m pytest tests/runtime/test_concurrency.py tests/runtime/test_guarded.py tests/capture/test_interrupts.py --durations=0
+	$(BIN)/python -m tests.fuzz --programs 20000
 
 clean:
 	rm -rf $(VENV) $(VENV)-jax build dist *.egg-info
