@@ -24,6 +24,12 @@ FOUND = [
     ("smooth", [((1, 9, 2, 32), "float64", "plain")], "v0 = F.layer_norm(x0, (32,)); v1 = F.batch_norm(v0, None, None, training=True)", "v1"),
     ("smooth", [((5, 4, 17), "float64", "plain")],
      "v0 = F.softmax(x0, -1); v1 = (v0 - v0.mean((1, 2), keepdim=True)).exp(); v2 = v1 / v1.sum((1, 2), keepdim=True)", "v2"),
+    # a scan along the rows of a reduction that is returned too
+    ("smooth", [((7, 17), "float64", "plain")], "v0 = x0.amin(-1); v1 = v0.cumsum(0)", "v0, v1"),
+    ("smooth", [((7, 5, 17), "float32", "plain")], "v0 = x0.sum(-1); v1 = v0 * 2; v2 = v1.cumsum(0); v3 = v1.cumsum(1)", "v0, v1, v2, v3"),
+    # which axes roll joins again
+    ("exact", [((8, 1, 1), "int32", "transposed"), ((8, 31, 7), "bfloat16", "plain")],
+     "v0 = x0.to(torch.float32).unfold(-2, 1, 1); v1 = torch.minimum(x0, v0) + 0; v2 = v1.roll(-2, -3)", "v2"),
 ]  # fmt: skip
 
 

@@ -131,8 +131,10 @@ class Fusion:
             seen = set(kept[1].trace.visits)
             if kept[0] == self.facts(seen, wanted, taken):
                 return kept[1]
+        before = self.size()
         group = self.group(root, wanted, taken)
-        self.grown[root] = (self.facts(set(group.trace.visits), wanted, taken), group)
+        if self.size() == before:  # else what it was grown by has changed already
+            self.grown[root] = (self.facts(set(group.trace.visits), wanted, taken), group)
         return group
 
     def facts(self, seen: set[Node], wanted: set[Node], taken: set[Node]) -> list[set[Node]]:
@@ -236,6 +238,8 @@ class Fusion:
                 here = 1 << node.attrs.axis
                 if root.prim is p.SCATTER or node in moved or (along and along != here) or any(mask & here for mask in sets):
                     self.store(node, "a scan read out of its order")
+                    if any(r.node is node for r in group.roots):  # an output: it was absorbed
+                        self.apart.add(node)
                 along = along or here
             elif node.prim is p.CHECK and node is not root and (node in moved or root.prim is p.SCATTER):
                 self.store(node, "a check that part of the kernel would skip")
@@ -246,6 +250,8 @@ class Fusion:
             for node in found.visits:
                 if node.prim.kind == "reduce":
                     self.store(node, "a scan runs along its rows")
+                    if any(r.node is node for r in group.roots):
+                        self.apart.add(node)
 
     def set_rows(self, group: Group) -> None:
         root, found = group.roots[0].node, group.trace
