@@ -46,13 +46,13 @@ def _finished(result: Node, self: Node, dtype: DType) -> Node:
 
 @lower(aten._softmax.default, floats=True)
 def softmax(self: Node, dim: int, half_to_float: bool) -> Node:
-    """exp(x - max) / sum."""
+    """exp(x - max) * (1 / sum): one division a row.  The rounding more vanishes beside that of x - max (measured against float64: as eager)."""
     dtype = _result_dtype(self, half_to_float)
     if self.type.numel == 0:
         return b.const(0, dtype, self.shape)
     x, axis = _row_of(self, dim)
     _, powers, total = _exponentials(x, axis)
-    return _finished(b.div(powers, spread(total, x)), self, dtype)
+    return _finished(b.mul(powers, spread(b.div(b.like(1, total), total), x)), self, dtype)
 
 
 @lower(aten._safe_softmax.default, floats=True)
