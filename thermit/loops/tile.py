@@ -29,12 +29,14 @@ from thermit.records import dataclass
 
 UNROLL_EXTENT = 8  # serial loops of at most so many iterations are written out
 UNROLL_NODES = 160
-LONG_LOOP = 1 << 15  # iterations from which two registers a value pay for heavy bodies too: a fifth less time (gelu, sin, sigmoid), twice the code
+LONG_LOOP = 1 << 15  # iterations in all, from which two registers a value pay for heavy bodies too: a tenth less time, twice the code
 HEAVY = 18.0  # instructions of a body that hide latency by themselves: one register a value, no second accumulator (exp: same speed, 1/4 of the code)
 ACC_REGISTERS = 8  # for the accumulators of a loop: half of what most processors have
 LONG = 100  # cheap operations of a body, from which on one register a value does not keep the processor busy: its queues see a part of the body
 LONG_LOADS = 4  # of such a body: with more, two registers a value spill
 REGISTERS = 2  # a value of the widest type takes so many: enough to hide the latency of dependent operations
+SEVERAL = 50.0  # instructions of several functions: four registers a value, a tenth less time (chain, mish; one function gains nothing) ...
+SEVERAL_LOOP = 1 << 18  # ... and half as long again to compile, which so many iterations pay back within some fifty calls
 PARALLEL_EXTENT = 32  # a parallel loop of fewer iterations is made longer from what is inside
 CHUNK_ELEMS = 4096  # of an inner vector loop, when it is shared between iterations of the parallel loop
 SUM_ELEMS = 4096  # of a block of a long float32 sum
@@ -74,6 +76,7 @@ class Work:
     nodes: set[Node]
     stores: list[Store]
     children: list[Work]
+    trips: int = 1  # of the loop and those around it
     vector: bool = False
     width: int = 1
     lanes: int = 1  # independent accumulators
@@ -95,7 +98,7 @@ class Weigher:
     # ------------------------------------------------------------------ what is computed where
     def collect(self, loop: For) -> Work:
         extent = loop.extent if isinstance(loop.extent, int) else 64
-        work = Work(loop, extent, set(), [], [])
+        work = Work(loop, extent, set(), [], [], extent * (self.path[-1].trips if self.path else 1))
         self.path.append(work)
         depth = {w.loop.index: d for d, w in enumerate(self.path)}
         for a in loop.accs:
@@ -189,8 +192,7 @@ class Weigher:
                 counts[s.value.dtype.bits] = counts.get(s.value.dtype.bits, 0) + 1
         bits = max(counts, key=lambda k: (counts[k], k), default=32)
         bits = max(bits, max(counts, default=8) // 2)
-        is_wide = _node_count(work) < HEAVY or _is_long(work) or work.extent >= LONG_LOOP
-        width = (REGISTERS if is_wide else 1) * self.vector_bits // bits
+        width = _registers_for(work) * self.vector_bits // bits
         while width > 2 and width // 2 >= work.extent:
             width //= 2
         return max(width, 2)
@@ -245,6 +247,14 @@ class Weigher:
 def _node_count(work: Work) -> float:
     """Instructions of a body, roughly."""
     return sum(max(1.0, operation_cost(n)) for n in work.nodes) + sum(_node_count(c) for c in work.children)
+
+
+def _registers_for(work: Work) -> int:
+    """Registers a value: what a body does at once hides the latency of its operations."""
+    count, iterations = _node_count(work), work.extent if work.children else work.trips
+    if count >= SEVERAL and iterations >= SEVERAL_LOOP and not work.children and not work.loop.accs:
+        return 2 * REGISTERS
+    return REGISTERS if count < HEAVY or _is_long(work) or iterations >= LONG_LOOP else 1
 
 
 def _is_long(work: Work) -> bool:
