@@ -145,6 +145,10 @@ FUNCTIONS = {
     "update moved": lambda x: x.copy_(x.flip(1)),
     "gather": lambda x: x[:, torch.arange(x.shape[1] - 1, -1, -1)],
     "outer": lambda x: (x[:, :, None] - x[:, None, :]).square().sum(-1),
+    "lanes apart": lambda x: (x[:, ::2] * 2, x[:, 1::2] - 1, x[:, ::3] + 1, x[:, 2::3] + x[:, 2::3], x[:, 3::4] * 3, x.double()[:, 1::4]),
+    "pairs": lambda x: (x[:, : x.shape[1] // 2 * 2 : 2] * 3 - x[:, 1::2], x.reshape(-1)[: x.numel() // 4 * 4].reshape(-1, 4)[:, 1] + 2),
+    "side by side": lambda x: (torch.stack((x, x * 2), -1), torch.stack((x, x + 1, x * 3), -1), torch.stack((x > 0, x > 1, x < 0, x < 1), -1)),
+    "image": lambda x: F.interpolate(x[None, None], scale_factor=1.7, mode="bilinear"),
     "norm of product": lambda x: (x @ x.t()).relu().sum(1),
 }
 SIZES = [(1, 1), (3, 5), (7, 17), (16, 33), (5, 127), (129, 3), (33, 257)]

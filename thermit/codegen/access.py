@@ -126,6 +126,33 @@ def gather(w: FunctionWriter, memory: Memory, offset: str, step: int | None, wid
     return raw
 
 
+def window(w: FunctionWriter, memory: Memory, offset: str, before: int, elems: int) -> str:
+    """`elems` neighbours, the first of them `before` elements in front of the offset."""
+    kind = memory_type(memory.dtype)
+    where = address(w, memory, offset)
+    where = w.op(f"getelementptr {kind}, ptr {where}, i64 {-before}") if before else where
+    return w.op(f"load {vector(kind, elems)}, ptr {where}, align {memory.dtype.itemsize}")
+
+
+def every(w: FunctionWriter, raw: str, dtype: DType, first: int, step: int, width: int) -> str:
+    """Every step-th of step * width elements."""
+    of, order = vector(memory_type(dtype), step * width), ", ".join(f"i32 {first + step * k}" for k in range(width))
+    return w.op(f"shufflevector {of} {raw}, {of} poison, <{width} x i32> <{order}>")
+
+
+def interleaved(w: FunctionWriter, raws: list[str], dtype: DType, width: int) -> str:
+    """The first elements of all vectors (at most four), then the second ones, ..."""
+    kind, step = memory_type(dtype), len(raws)
+    of, all_of, pairs = vector(kind, width), ", ".join(f"i32 {k}" for k in range(2 * width)), []
+    for k in range(0, step, 2):
+        second = raws[k + 1] if k + 1 < step else "poison"
+        pairs.append(w.op(f"shufflevector {of} {raws[k]}, {of} {second}, <{2 * width} x i32> <{all_of}>"))
+    two = vector(kind, 2 * width)
+    order = ", ".join(f"i32 {k * width + lane}" for lane in range(width) for k in range(step))
+    other = pairs[1] if len(pairs) > 1 else "poison"
+    return w.op(f"shufflevector {two} {pairs[0]}, {two} {other}, <{step * width} x i32> <{order}>")
+
+
 def places(w: FunctionWriter, memory: Memory, first: str, factor: int, width: int) -> list[str]:
     """`factor` times the places (int64) that stand from `first` on, one register each."""
     start, found = address(w, memory, first), []

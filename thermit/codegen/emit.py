@@ -14,11 +14,11 @@ Invariants: memory is touched only inside its bounds and where guards hold; noth
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from thermit.codegen import access
 from thermit.codegen.accumulate import Running, across, advanced, find_varying, finished, initial, is_argument, is_idempotent, neutral
-from thermit.codegen.expressions import ExpressionWriter, divides
+from thermit.codegen.expressions import MOST_APART, ExpressionWriter, divides
 from thermit.codegen.lanes import Lanes
 from thermit.codegen.literals import memory_type, vector
 from thermit.codegen.target import Target
@@ -78,9 +78,38 @@ class Kernel(ExpressionWriter):
 
     def _stores(self, stores: Sequence[Store]) -> None:
         """Neighbours act at once: everything is read before the first of them writes."""
-        for write in [self._prepared(s) for s in stores]:
+        groups = list(self._interleaved(stores))
+        for write in [self._prepared(group[0]) if len(group) == 1 else self._prepared_group(group) for group in groups]:
             write()
         self.forget(self.writes_of(tuple(stores)))
+
+    def _interleaved(self, stores: Sequence[Store]) -> Iterator[Sequence[Store]]:
+        """The stores one by one; those that fill every place between their lanes (the parts of complex numbers) together."""
+        k = 0
+        while k < len(stores):
+            first = stores[k]
+            step = self.steps.step(first.offset) if self.lanes is not None and self.lanes.mask is None else None
+            group = stores[k : k + step] if step is not None and 2 <= step <= MOST_APART else stores[k : k + 1]
+            is_full = len(group) == step and all(
+                s.memory == first.memory and s.guard is None and self.steps.step(s.offset) == step and _gap(first.offset, s.offset) == j
+                for j, s in enumerate(group)
+            )
+            yield group if is_full else stores[k : k + 1]
+            k += len(group) if is_full else 1
+
+    def _prepared_group(self, group: Sequence[Store]) -> Callable[[], None]:
+        assert self.lanes is not None
+        memory, width = self.memories[group[0].memory], self.lanes.width
+        values = [self.spread(s.value) for s in group]
+        offset = self.lane0(group[0].offset).text
+        whole = self.steps.multiple(group[0].offset) % (len(group) * width) == 0
+
+        def write() -> None:
+            self.here()
+            raw = access.interleaved(self, [access.to_memory(self, v.text, memory.dtype, width) for v in values], memory.dtype, width)
+            access.contiguous_store(self, memory, offset, len(group) * width, None, raw, False, whole)
+
+        return write
 
     def _check(self, s: Check) -> None:
         ok = self.value(s.ok)
@@ -402,3 +431,11 @@ class Kernel(ExpressionWriter):
                 lines.append(f"  %m.{m.name} = load ptr, ptr %p.{m.name}, align 8")
                 slot += 1
         return lines
+
+
+def _gap(first: Node, other: Node) -> int | None:
+    """By how much an offset is greater than another, where both are a sum with a constant."""
+    (base, start), (same, stop) = (
+        (n.args[0], int(n.args[1].attrs.value)) if n.prim is p.ADD and n.args[1].prim is p.CONST else (n, 0) for n in (first, other)
+    )
+    return stop - start if base is same else None

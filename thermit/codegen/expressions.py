@@ -19,11 +19,12 @@ from thermit.errors import CompileError
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import FLOAT32, FLOAT64, INT32, INT64
-from thermit.loops.nest import Check, For, LoopProgram, Stmt, Store, exprs_of
+from thermit.loops.nest import Check, For, LoopProgram, Memory, Stmt, Store, exprs_of
 from thermit.records import dataclass
 
 _FOLDING = (p.ADD, p.SUB, p.MUL, p.FMA)  # whose constants may stand in memory
 MOST_CONSTANTS = 6  # of a loop that stand in registers: up to here there is no difference
+MOST_APART = 4  # elements from lane to lane, so that a vector is read whole and shuffled
 MOST_COPIES = 8  # of one constant
 _COMPARE = {p.EQ: "eq", p.NE: "ne", p.LT: "slt", p.LE: "sle", p.GT: "sgt", p.GE: "sge"}
 
@@ -353,7 +354,9 @@ class ExpressionWriter(FunctionWriter):
         width = lanes.width
         depth = max(depth, lanes.depth)
         self.go(depth)
-        if step == 0:
+        if guard is None and (before := self._window(node, step, lanes)) is not None:
+            raw = self._read_window(node, memory, offset.text, step or 1, before, depth)
+        elif step == 0:
             raw = self._splat_where(memory.name, offset.text, self.mask(guard) or "", width)
         elif step in (1, -1):
             mask = lanes.mask if flag is not None else self.mask(guard)
@@ -361,6 +364,29 @@ class ExpressionWriter(FunctionWriter):
         else:
             raw = access.gather(self, memory, offset.text, step, width, self.mask(guard))
         self.bind(node, Value(access.from_memory(self, raw, memory.dtype, width), width, depth))
+
+    def _window(self, node: Node, step: int | None, lanes: Lanes) -> int | None:
+        """Where lanes are a few elements apart, all that lies between is read and the lanes are picked out: at which place in each
+        group of `step` elements they stand, so that neighbours share what was read.  None: not so, or memory ends before."""
+        if step is None or not 2 <= step <= MOST_APART or lanes.mask is not None:
+            return None
+        offset = node.args[0]
+        before = int(offset.args[1].attrs.value) % step if offset.prim is p.ADD and offset.args[1].prim is p.CONST else 0
+        low, high = self.steps.interval(offset)
+        return before if low >= before and high + step - 1 - before < self.memories[node.attrs.name].elems else None
+
+    def _read_window(self, node: Node, memory: Memory, offset: str, step: int, before: int, depth: int) -> str:
+        assert self.lanes is not None
+        width, known = self.lanes.width, None
+        group = node.args[0] if not before or node.args[0].args[1].attrs.value != before else node.args[0].args[0]
+        key = ("window", group, node.attrs.name, step)
+        if node not in self._reads and (group is not node.args[0] or not before):
+            known = self.values.get(key)
+        if known is None:
+            known = Value(access.window(self, memory, offset, before, step * width), step * width, depth)
+            if node not in self._reads and (group is not node.args[0] or not before):
+                self.bind(key, known)
+        return access.every(self, known.text, memory.dtype, before, step, width)
 
     def _splat_where(self, name: str, offset: str, mask: str, width: int) -> str:
         """One element in the lanes of the mask, zero in the others; read if there is one."""

@@ -41,6 +41,7 @@ PARALLEL_EXTENT = 32  # a parallel loop of fewer iterations is made longer from 
 CHUNK_ELEMS = 4096  # of an inner vector loop, when it is shared between iterations of the parallel loop
 SUM_ELEMS = 4096  # of a block of a long float32 sum
 GATHER = 3.0  # cycles a lane of a gather or scatter
+APART = 2.0  # cycles a register of what lies between lanes that are two to four elements apart
 CYCLE_NS = 0.3
 BYTE_NS = 0.08  # of memory that is streamed, on one core
 COSTS = {p.DIV: 5.0, p.SQRT: 6.0, p.REM: 20.0, p.WHERE: 1.0, p.CAST: 1.0, p.MIN: 2.0, p.MAX: 2.0}
@@ -167,8 +168,10 @@ class Weigher:
                 total += 1.0
                 continue
             step = self.step(offset, index)
-            regular = step in (0, 1)
-            total += (self.registers(bits, width) if regular else GATHER * width) + (1.0 if guarded else 0.0)
+            each = self.registers(bits, width)
+            if step not in (0, 1):  # lanes a few elements apart are picked out of whole vectors
+                each = min(APART * step * each, GATHER * width) if step is not None and 2 <= step <= 4 and not guarded else GATHER * width
+            total += each + (1.0 if guarded else 0.0)
         for a in work.loop.accs:
             bits = a.value.dtype.bits
             total += (1.0 if a.combine not in (p.ARGMAX, p.ARGMIN) else 4.0) * (1.0 if index is None else self.registers(bits, width))
