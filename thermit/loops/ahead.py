@@ -55,15 +55,21 @@ def _streams(loop: For, row: Node, private: set[str], indices: Indices) -> dict[
     """The loads that walk along a row, one element after another, and start elsewhere in the next one."""
     found: dict[Stream, Node] = {}
     written = {s.memory for s in loop.body if isinstance(s, Store)}
+    inner = _indices_of(loop.body)
     roots = exprs_of(loop.body) + [n for a in loop.accs for n in (a.value, a.position) if n is not None]
     for node in toposort(roots):
         if node.prim is not p.LOAD or node.attrs.name in private or node.attrs.name in written or len(node.args) > 1:
             continue
         const, terms = indices.form(node.args[0])
-        if terms.get(loop.index) == 1 and terms.get(row, 0) > 0 and all(atom.prim is p.INDEX for atom in terms):
+        if terms.get(loop.index) == 1 and terms.get(row, 0) > 0 and all(atom.prim is p.INDEX and atom not in inner for atom in terms):
             place = tuple((atom, k) for atom, k in terms.items() if atom is not loop.index)
             found[node.attrs.name, const, place] = node
     return found
+
+
+def _indices_of(body: tuple[Stmt, ...]) -> set[Node]:
+    """The indices of the loops in a body, which mean nothing outside them."""
+    return {index for s in body if isinstance(s, For) for index in (s.index, *_indices_of(s.body))}
 
 
 def _next(load: Node, row: Node, extent: int, indices: Indices) -> Load:
