@@ -63,6 +63,20 @@ class _Linker:
 _linker = _Linker()
 
 
+def _quiet_forks() -> None:
+    """A fork waits until no thread is inside LLVM: llvmlite holds one lock around each of its functions, and a thread that does not exist in
+    the child would hold it, and LLVM's own, for ever."""
+    inside = llvm.ffi.lib._lock
+    os.register_at_fork(
+        before=inside.__enter__,
+        after_in_parent=lambda: inside.__exit__(None, None, None),
+        after_in_child=lambda: inside.__exit__(None, None, None),
+    )
+
+
+_quiet_forks()
+
+
 def link_forever(data: bytes, symbols: Sequence[str]) -> dict[str, int]:
     """The addresses of an object's symbols.  It stays until the process ends, also while the interpreter shuts down."""
     linked = _linker.link(data, symbols)
