@@ -183,16 +183,16 @@ class Weigher:
 
     def width_for(self, work: Work) -> int:
         """Lanes: what is computed takes REGISTERS registers in its usual type, and at most twice as many in the widest."""
-        counts: dict[int, int] = {}
+        counts: dict[int, float] = {}
         stack = [work]
         while stack:
             w = stack.pop()
             stack += w.children
             for node in w.nodes:
                 if node.prim is p.LOAD or (node.prim.kind == "map" and node.dtype is not BOOL and (node.dtype is not INT64 or self.is_data(node))):
-                    counts[node.dtype.bits] = counts.get(node.dtype.bits, 0) + 1
+                    counts[node.dtype.bits] = counts.get(node.dtype.bits, 0.0) + max(1.0, operation_cost(node))
             for s in w.stores:
-                counts[s.value.dtype.bits] = counts.get(s.value.dtype.bits, 0) + 1
+                counts[s.value.dtype.bits] = counts.get(s.value.dtype.bits, 0.0) + 1
         bits = max(counts, key=lambda k: (counts[k], k), default=32)
         bits = max(bits, max(counts, default=8) // 2)
         width = _registers_for(work) * self.vector_bits // bits
