@@ -17,6 +17,7 @@ import torch
 
 import thermit
 from thermit import ThermitWarning, UnexpectedCompileError, UnsupportedError, api, config
+from thermit.runtime.library import runtime
 
 
 def scaled(x, k=2.0, *, shift=1):
@@ -377,6 +378,27 @@ def test_arguments_are_not_kept():
     del x, y
     gc.collect()
     assert gone[0]() is None and gone[1]() is None
+
+
+def test_stages_do_not_keep_the_tensors_they_were_made_with():
+    w = torch.ones(3)
+    j, x = thermit.jit(lambda x: x * w + torch.tensor([1.0, 2.0, 3.0])), torch.ones(3)
+    gone, stages = weakref.ref(x), (j.trace(x), j.compile(x))
+    del x
+    gc.collect()
+    assert gone() is None
+    w.fill_(4.0)
+    assert stages[1](torch.ones(3)).tolist() == [5.0, 6.0, 7.0]
+    with pytest.raises(TypeError, match=r"must be torch\.float32"):
+        stages[1](torch.ones(4))
+
+
+def test_empty_cache():
+    j, pool = thermit.jit(lambda x: x * 2), runtime().pool
+    j(torch.ones(1 << 20))
+    assert pool.statistics().idle_bytes >= 4 << 20
+    thermit.empty_cache()
+    assert pool.statistics().idle_bytes == 0
 
 
 @pytest.mark.filterwarnings("ignore::thermit.ThermitWarning")

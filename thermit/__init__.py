@@ -15,7 +15,7 @@ import gc
 _collects = gc.isenabled()
 gc.disable()
 try:
-    from thermit.api import TensorSpec, disable, jit, log_compiles
+    from thermit.api import TensorSpec, disable, empty_cache, jit, log_compiles
     from thermit.capture.recording import ThermitWarning
     from thermit.config import configure
     from thermit.errors import (
@@ -50,6 +50,7 @@ __all__ = [
     "VerifyError",
     "configure",
     "disable",
+    "empty_cache",
     "jit",
     "log_compiles",
 ]

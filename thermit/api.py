@@ -106,6 +106,16 @@ class disable:
             native.disable(_switches > 0)
 
 
+def empty_cache() -> None:
+    """Gives the memory that is kept for the next temporaries and large results back to the system, as `torch.cuda.empty_cache` does for a GPU's.
+
+    >>> empty_cache()
+    """
+    made = runtime()
+    if made is not None:
+        made.pool.empty_cache()
+
+
 class log_compiles:
     """Says on stderr what is compiled, why, and how long it took: `thermit.log_compiles()`, or as a context.
 
@@ -369,7 +379,7 @@ class JitFunction:
         except Restart as again:
             raise UnsupportedError(f"this call can only run eagerly: {again.reason}") from None
         assert isinstance(outcome, Trace)
-        return Traced(_name(self.__wrapped__), outcome, call, self.__wrapped__)
+        return Traced.of(_name(self.__wrapped__), outcome, self.__wrapped__)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """`trace(...).lower()`."""
@@ -534,4 +544,4 @@ def _restored(fn: Callable[..., Any], strict: bool, max_variants: int, on_miss: 
     return jit(fn, strict=strict, max_variants=max_variants, on_miss=on_miss)
 
 
-__all__ = ["JitFunction", "TensorSpec", "ThermitError", "disable", "jit", "log_compiles"]
+__all__ = ["JitFunction", "TensorSpec", "ThermitError", "disable", "empty_cache", "jit", "log_compiles"]

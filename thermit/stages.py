@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from thermit import config
-from thermit.capture.signature import Call
+from thermit.capture.signature import Call, Source
+from thermit.capture.structure import Template
 from thermit.capture.trace import Trace
 from thermit.compiler import Compilation, Stages, compile_graph
 from thermit.ir.node import Graph, Node, graph_text, toposort
@@ -26,25 +27,41 @@ from thermit.schedule.kernel import Kernel, schedule_text
 
 
 @dataclass(frozen=True)
+class Expected:
+    """What an input of the program must be, and where it comes from; `constant`: the tensor itself, where the function made it."""
+
+    source: Source | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+    constant: torch.Tensor | None
+
+
+@dataclass(frozen=True)
 class Traced:
-    """A function captured for one signature."""
+    """A function captured for one signature.  The tensors that it was captured with are not kept."""
 
     name: str
-    trace: Trace
-    call: Call
+    graph: Graph
+    inputs: tuple[Expected, ...]
+    template: Template
     function: Callable[..., Any]
 
-    @property
-    def graph(self) -> Graph:
-        return self.trace.graph
+    @staticmethod
+    def of(name: str, trace: Trace, function: Callable[..., Any]) -> Traced:
+        inputs = [
+            Expected(slot.source, tuple(slot.tensor.shape), slot.tensor.dtype, slot.tensor.stride(), slot.tensor if slot.source is None else None)
+            for slot in trace.inputs
+        ]
+        return Traced(name, trace.graph, tuple(inputs), trace.template, function)
 
     def as_text(self) -> str:
         """The graph as the function made it."""
-        return graph_text(self.trace.graph)
+        return graph_text(self.graph)
 
     def lower(self) -> Lowered:
         """Kernels, loops and code for this machine."""
-        return Lowered(self, compile_graph(self.trace.graph, config.current, Stages(config.current)))
+        return Lowered(self, compile_graph(self.graph, config.current, Stages(config.current)))
 
 
 _TEXTS: dict[str, Callable[[Compilation], str]] = {
@@ -97,17 +114,16 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         traced = self.lowered.traced
         call = Call(args, kwargs)
-        inputs = [slot.tensor if slot.source is None else slot.source.read(call) for slot in traced.trace.inputs]
-        for slot, tensor in zip(traced.trace.inputs, inputs, strict=True):
-            same = isinstance(tensor, torch.Tensor) and tensor.shape == slot.tensor.shape and tensor.dtype == slot.tensor.dtype
-            if not same or tensor.stride() != slot.tensor.stride():
-                expected = f"{slot.tensor.dtype} {list(slot.tensor.shape)} strides {list(slot.tensor.stride())}"
-                raise TypeError(f"{traced.name}: {slot.source} must be {expected}")
+        inputs: list[Any] = [slot.source.read(call) if slot.source is not None else slot.constant for slot in traced.inputs]
+        for slot, tensor in zip(traced.inputs, inputs, strict=True):
+            same = isinstance(tensor, torch.Tensor) and tensor.shape == slot.shape and tensor.dtype == slot.dtype
+            if not same or tensor.stride() != slot.strides:
+                raise TypeError(f"{traced.name}: {slot.source} must be {slot.dtype} {list(slot.shape)} strides {list(slot.strides)}")
         try:
             results = self.lowered.compilation.program.run(inputs)
         except Stopped:
             return traced.function(*args, **kwargs)
-        return traced.trace.template.build(results, call)
+        return traced.template.build(results, call)
 
     def as_text(self) -> str:
         """The program: kernels, then the plan's memory."""
