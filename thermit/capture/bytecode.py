@@ -59,6 +59,7 @@ NAMESPACES = frozenset(("globals", "locals", "eval", "exec", "compile", "__impor
 class Names:
     """Names in a code object and in those nested in it.
 
+    `chains`: globals with the attributes asked of them at once: torch.nn.functional.gelu.
     `strings`: constants that could be names (for getattr and its kin).  `reflects`: attributes are also reached by names that are computed.
     `tries`: it has exception handlers, so an attribute may be asked for that is not there.  `nested`: code written inside.
     `compares_class`: it asks `type(x) is torch.Tensor` or the like, which a stand-in cannot answer.
@@ -66,6 +67,7 @@ class Names:
     """
 
     globals: set[str] = field(default_factory=set)
+    chains: set[tuple[str, ...]] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
     imports: set[str] = field(default_factory=set)
     strings: set[str] = field(default_factory=set)
@@ -94,6 +96,8 @@ def _scan(code: CodeType) -> Names:
     listing = list(_instructions(code))
     for place, (offset, op, arg) in enumerate(listing):
         _note(found, code, offset, op, arg)
+        if op in _GLOBALS and len(chain := _chain(code, listing, place)) > 1:
+            found.chains.add(chain)
         if op in _ATTRIBUTES and code.co_names[arg >> _SHIFT.get(op, 0)] in _CHANGES:
             found.writes.setdefault(_name_before(code, listing, place), _line(code, offset))
         if op in _GLOBALS and code.co_names[arg >> _SHIFT.get(op, 0)] in BY_NAME:
@@ -134,6 +138,18 @@ def _note(found: Names, code: CodeType, offset: int, op: int, arg: int) -> None:
         return
     if op in _STORES:
         found.writes.setdefault(name, _line(code, offset))
+
+
+def _chain(code: CodeType, listing: list[tuple[int, int, int]], place: int) -> tuple[str, ...]:
+    """The global loaded at `place` and the attributes that are asked of it right afterwards."""
+    names: list[str] = []
+    for _, op, arg in listing[place : place + 60]:
+        if op in _SILENT:
+            continue
+        if op not in (_ATTRIBUTES if names else _GLOBALS) or op in _STORES:
+            break
+        names.append(code.co_names[arg >> _SHIFT.get(op, 0)])
+    return tuple(names)
 
 
 def _name_before(code: CodeType, listing: list[tuple[int, int, int]], place: int) -> str:
@@ -183,6 +199,7 @@ def _cell_name(code: CodeType, arg: int) -> str:
 
 def _merge(found: Names, inner: Names) -> None:
     found.globals |= inner.globals
+    found.chains |= inner.chains
     found.attributes |= inner.attributes
     found.imports |= inner.imports
     found.strings |= inner.strings

@@ -11,8 +11,9 @@ that the function changed Python state, and such a function is not compiled.  Th
 object at hand, not only of the one that was asked), never too little.  What cannot be compared (iterators, files, arrays) or is different
 each time (clock, random module, environment) refuses compilation as soon as it is met.
 
-Not watched: torch's, numpy's and the standard library's own code and modules (replacing `torch.sin` between two calls is not seen);
-code of other packages is.  Order of use: watch(original call) - substitute stand-ins - run - restore - `facts()`.
+Not watched: torch's, numpy's and the standard library's own code, methods of tensors included (replacing `torch.Tensor.sin` between two
+calls is not seen; replacing the `torch.sin` that the user's code names is); code of other packages is.
+Order of use: watch(original call) - substitute stand-ins - run - restore - `facts()`.
 """
 
 from __future__ import annotations
@@ -324,6 +325,8 @@ class Watcher:
             if isinstance(value, ModuleType) and value.__name__ == "numpy" and "random" in names.attributes:
                 self._refuse("draws from numpy.random", frame)
             found += self.objects.reach(Global(table, name), value)
+        for chain in names.chains:
+            self._library_function(table, chain)
         for name in names.imports:
             module = sys.modules.get(name)
             if module is not None and not is_library_module(module):
@@ -332,6 +335,17 @@ class Watcher:
             elif name == "random" or name.startswith("numpy.random"):
                 self._refuse(f"imports {name}", frame)
         return found
+
+    def _library_function(self, table: dict[str, Any], chain: tuple[str, ...]) -> None:
+        """Guards that torch.nn.functional.gelu, as the code spells it, is still this function: somebody may replace it."""
+        value = table.get(chain[0])
+        for name in chain[1:]:
+            if type(value) is not ModuleType or not is_library_module(value):
+                return
+            place = Global(vars(value), name)
+            value = vars(value).get(name)
+        if callable(value):
+            self.objects.guard(place, "is", value)
 
     def _argument(self, value: Any) -> list[Any]:
         """What of a frame's argument (or result) existed before the call: itself, or what something new holds."""

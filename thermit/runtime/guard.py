@@ -114,6 +114,9 @@ class GuardTable(Tables):
             return False
         expected = guard.expected
         match guard.kind:
+            case "is" if self._is_named(guard):
+                assert isinstance(guard.source, Global)
+                self._emit("NAMED", 0, self.object(guard.source.names), self.object(guard.source.name), self.object(expected))
             case "is":
                 self._emit("IS", self._place(guard.source), self.object(expected))
             case "type":
@@ -131,6 +134,11 @@ class GuardTable(Tables):
             case _:
                 return False
         return True
+
+    def _is_named(self, guard: Guard) -> bool:
+        """Whether it asks for an entry of a dict that nothing else is fetched from: then it needs no slot."""
+        source = guard.source
+        return isinstance(source, Global) and source not in self._places and source.names.get(source.name) is guard.expected
 
     def _equals(self, source: Source, expected: Any) -> bool:
         if expected is None or isinstance(expected, (bool, torch.dtype)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # instructions of six words: operation, place, three operands, unused.  A place >= 0 is a slot, place -1 - k is argument k.
 FETCHES = ("HELD", "CELL", "GLOBAL", "ATTR", "ITEM")
-TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "KEYS", "ABSENT", "TENSOR", "PYTHON")
+TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "KEYS", "ABSENT", "TENSOR", "PYTHON", "NAMED")
 OPERATIONS = {name: number for number, name in enumerate((*FETCHES, *TESTS))}
 CONSTANTS = {f"OP_{name}": number for name, number in OPERATIONS.items()}
 
@@ -178,6 +178,10 @@ def check(variant, args, nargs, kwnames, slots, tensors, data):
         operation = i64[instruction]
         if operation < OP_IS:
             if fetch(operation, instruction, slots, args) == 0:
+                return 0
+        elif operation == OP_NAMED:
+            if dict_get(i64[instruction + 16], i64[instruction + 24]) != i64[instruction + 32]:
+                error_clear()
                 return 0
         elif operation == OP_PYTHON:
             if python_holds(i64[instruction + 16], args, nargs, kwnames) == 0:
