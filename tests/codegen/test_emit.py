@@ -165,6 +165,20 @@ def test_only_squares_are_added_with_one_rounding(level: str) -> None:
         assert ("llvm.fma" in text) is (is_fused and x86_target(level).has_fma)
 
 
+@pytest.mark.parametrize("width", [1, 8])
+def test_a_wide_sum_is_rounded_once(width: int) -> None:
+    """Of rows, one scalar or eight lanes at a time: 2^24 + 1 + 1 + ... is lost in float32."""
+    rows, n = 24, 9
+    total = b.local("t", FLOAT32)
+    sums = For(j, n, (), accs=(Acc(total, p.ADD, b.const(0.0, FLOAT32), f32("x", b.add(b.mul(j, c(rows)), i)), wide=True),))
+    around = For(i, rows, (sums, Store("o", i, total)), "vector" if width > 1 else "serial", width)
+    x = np.where(np.arange(n)[:, None] == 0, np.float32(2**24), np.float32(1))
+    x = np.repeat(x, rows, axis=1)
+    out = np.zeros(rows, np.float32)
+    assert run(whole([one("x", FLOAT32, rows * n), one("o", FLOAT32, rows, "out")], [around]), [x.astype(np.float32), out]) == 0
+    assert np.array_equal(out, np.full(rows, 2**24 + n - 1, np.float32))
+
+
 def test_a_sum_of_squares_overflows_where_a_square_does() -> None:
     total = b.local("t", FLOAT32)
     acc = Acc(total, p.ADD, b.const(0.0, FLOAT32), b.mul(f32("x", j), f32("x", j)), lanes=2)

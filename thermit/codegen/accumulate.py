@@ -66,17 +66,26 @@ def initial(w: ExpressionWriter, acc: Acc, lanes: int, loop: For) -> Running:
     """The state in front of a serial loop."""
     if is_argument(acc):
         return neutral(acc, lanes, loop)
-    start = w.spread(acc.init) if lanes else w.value(acc.init)
-    return Running(acc, lanes, [start.text], [register_type(acc.local.dtype, lanes)])
+    start = (w.spread(acc.init) if lanes else w.value(acc.init)).text
+    if acc.wide:
+        w.here()
+        return Running(acc, lanes, [_widened(w, start, lanes)], [register_type(FLOAT64, lanes)])
+    return Running(acc, lanes, [start], [register_type(acc.local.dtype, lanes)])
+
+
+def _widened(w: ExpressionWriter, value: str, lanes: int) -> str:
+    return w.op(f"fpext {register_type(FLOAT32, lanes)} {value} to {register_type(FLOAT64, lanes)}")
 
 
 def advanced(w: ExpressionWriter, r: Running, at: str, mask: str | None = None) -> list[str]:
     """The state after one iteration (in the lanes of the mask), written in the innermost scope; `at` is the loop's index (of lane 0)."""
-    squared = _squared(w, r.acc)
+    squared = _squared(w, r.acc) if not r.acc.wide else None
     roots = [squared or r.acc.value] if r.acc.position is None or r.counts else [r.acc.value, r.acc.position]
     new = [(w.spread(n) if r.lanes else w.value(n)).text for n in roots]
     w.here()
-    if squared is not None:
+    if r.acc.wide:
+        state = [apply(w, p.ADD, FLOAT64, [r.values[0], _widened(w, new[0], r.lanes)], r.lanes)]
+    elif squared is not None:
         state = [apply(w, p.FMA, squared.dtype, [new[0], new[0], r.values[0]], r.lanes)]
     elif r.counts:
         place = w.op(f"trunc i64 {at} to i32")
@@ -99,6 +108,8 @@ def _squared(w: ExpressionWriter, acc: Acc) -> Node | None:
 
 def finished(w: ExpressionWriter, r: Running, in_lanes: bool) -> list[str]:
     """The state with positions in 64 bits, for each lane its own if the loop was a vector loop.  Written where `at` points."""
+    if r.acc.wide:
+        return [w.op(f"fptrunc {r.types[0]} {r.values[0]} to {register_type(FLOAT32, r.lanes)}")]
     if not r.counts:
         return r.values
     place = r.values[1]

@@ -187,7 +187,7 @@ class Kernel(ExpressionWriter):
 
     def _bind_state(self, r: Running) -> None:
         """Inside a serial loop the local is the value before the iteration."""
-        if not is_argument(r.acc):
+        if not is_argument(r.acc) and not r.acc.wide:
             self.bind(r.acc.local, Value(r.values[0], r.lanes, self.innermost))
 
     def _initial(self, s: For) -> list[Running]:

@@ -300,7 +300,7 @@ def _refined(loop: For, outer: dict[Node, int], indices: Indices) -> tuple[Stmt,
 
 
 def _in_blocks(loop: For, extent: int) -> For:
-    """A long float32 sum: the sums of blocks, then their sum, so that no partial sum takes more than some hundred terms."""
+    """A long float32 sum: the sums of blocks, then their sum in float64, so that no partial sum takes more than some hundred terms."""
     sums = any(a.combine is p.ADD and a.local.dtype is FLOAT32 for a in loop.accs)
     if not sums or extent < 2 * SUM_ELEMS or any(a.combine in (p.ARGMAX, p.ARGMIN) for a in loop.accs):
         return loop
@@ -311,7 +311,9 @@ def _in_blocks(loop: For, extent: int) -> For:
     body = substitute(loop.body, new)
     inner = tuple(replace(a, local=build.local(f"{a.local.attrs.name}b", a.local.dtype), value=replaced(a.value, new)) for a in loop.accs)
     rest = SUM_ELEMS if extent % SUM_ELEMS == 0 else build.minimum(build.sub(number(extent), start), SUM_ELEMS)
-    outer = tuple(replace(a, value=i.local, lanes=1) for a, i in zip(loop.accs, inner, strict=True))
+    outer = tuple(
+        replace(a, value=i.local, lanes=1, wide=a.combine is p.ADD and a.local.dtype is FLOAT32) for a, i in zip(loop.accs, inner, strict=True)
+    )
     return For(block, blocks, (replace(loop, extent=rest, body=body, accs=inner),), accs=outer)
 
 
