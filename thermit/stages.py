@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from thermit import config
+from thermit.capture.recording import Line
 from thermit.capture.signature import Call, Source
 from thermit.capture.structure import Template
 from thermit.capture.trace import Trace
@@ -45,6 +46,7 @@ class Traced:
     graph: Graph
     inputs: tuple[Expected, ...]
     template: Template
+    lines: dict[Node, Line]
     function: Callable[..., Any]
 
     @staticmethod
@@ -53,7 +55,7 @@ class Traced:
             Expected(slot.source, tuple(slot.tensor.shape), slot.tensor.dtype, slot.tensor.stride(), slot.tensor if slot.source is None else None)
             for slot in trace.inputs
         ]
-        return Traced(name, trace.graph, tuple(inputs), trace.template, function)
+        return Traced(name, trace.graph, tuple(inputs), trace.template, trace.lines, function)
 
     def as_text(self) -> str:
         """The graph as the function made it."""

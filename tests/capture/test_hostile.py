@@ -170,6 +170,37 @@ class TestHostile:
                 got, want = scene(jitted), scene(cut)
                 assert all(torch.equal(g, w) if isinstance(w, torch.Tensor) else g == w for g, w in zip(got, want, strict=True))
 
+    @pytest.mark.parametrize(
+        ("ask", "change"),
+        [
+            (lambda x: x if x.grad is None else x - x.grad, lambda x: setattr(x, "grad", torch.ones(4))),
+            (lambda x: x + x._version, lambda x: x.add_(1)),
+            (lambda x: x + x.storage_offset(), lambda x: x.set_(torch.arange(9.0)[2:6])),
+            (lambda x: x + (2 if x.is_inference() else 3), lambda x: x.set_(torch.ones(4))),
+            (lambda x: x + (2 if x._base is None else 3), lambda x: x.add_(1)),
+        ],
+    )
+    def test_what_only_the_argument_itself_knows_is_not_stale(self, ask, change):
+        jitted, x = thermit.jit(ask), torch.ones(4)
+        for k in range(4):
+            assert torch.equal(jitted(x), ask(x))
+            assert torch.equal(jitted(x[:]), ask(x[:]))
+            if k:
+                change(x)
+
+    def test_a_step_of_an_optimiser(self):
+        def step(p, rate):
+            p.add_(p.grad, alpha=-rate)
+            p.grad = None
+
+        jitted, p, q = thermit.jit(step), torch.ones(3), torch.ones(3)
+        for k in range(4):
+            p.grad, q.grad = torch.full((3,), float(k)), torch.full((3,), float(k))
+            jitted(p, 0.5)
+            step(q, 0.5)
+            assert torch.equal(p, q)
+            assert p.grad is None
+
     def test_an_exception_leaves_what_eager_leaves(self):
         def fail(x, write):
             drawn = torch.rand(3)

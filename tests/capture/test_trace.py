@@ -428,8 +428,8 @@ def test_is_compiling_in_this_thread_only_while_tracing():
 
 
 def test_lines_of_the_user_are_known():
-    trace = thermit.jit(write_rows).trace(rand(4, 6)).trace
-    names = {line[0].co_name for line in trace.lines.values()}
+    lines = thermit.jit(write_rows).trace(rand(4, 6)).lines
+    names = {line[0].co_name for line in lines.values()}
     assert names == {"write_rows"}
 
 

@@ -20,7 +20,7 @@ from thermit.capture.arguments import argument, tensors_in
 from thermit.capture.infer import convert
 from thermit.capture.overloads import overload_of
 from thermit.capture.recording import CLOSED, LIVE, TRACING, Line, Recording, Restart, ThermitWarning, Watcher, line_text, user_line
-from thermit.capture.standin import READS, StandIn, has_history, is_stand_in, leaked
+from thermit.capture.standin import READS, StandIn, has_history, is_stand_in, leaked, own
 from thermit.capture.storage import Geometry
 from thermit.errors import DataDependentError, UnsupportedError
 from thermit.ir import build as b
@@ -88,6 +88,10 @@ class LiveMode(TorchDispatchMode):
         if is_input:
             return stand_in.backing
         return None if self.become_real(stand_in) else stand_in.backing
+
+    def argument(self, stand_in: StandIn, name: str) -> torch.Tensor | None:
+        """The tensor behind an argument's stand-in, asked for its `name`; None where the stand-in itself knows."""
+        return self.materialize(stand_in, name) if self._is_argument(stand_in) else None
 
     def outside(self, what: str) -> None:
         """An operation came past the trace, while it was open."""
@@ -196,9 +200,9 @@ class LiveMode(TorchDispatchMode):
         real, leaf = stand_in.backing, False
         if real is None or stand_in._use_count() > 1:
             return False
-        view = stand_in.requires_grad and stand_in._is_view()  # of an argument, without gradients: the real one is such a view itself
+        view = stand_in.requires_grad and own(stand_in, "_is_view")  # of an argument, without gradients: the real one is such a view itself
         if stand_in.requires_grad and (inside or not view):  # only what is a leaf, and that nothing was made of yet, can be exchanged
-            if inside or has_history(stand_in) or stand_in.grad is not None:
+            if inside or has_history(stand_in) or own(stand_in, "grad") is not None:
                 return False
             leaf = True
         with _unrecorded():
@@ -219,13 +223,14 @@ class LiveMode(TorchDispatchMode):
         if not is_stand_in(tensor) or tensor.backing is None:  # type: ignore[attr-defined]
             return tensor
         real: torch.Tensor = tensor.backing  # type: ignore[attr-defined]
-        if not tensor.requires_grad or tensor._is_view():
+        if not tensor.requires_grad or own(tensor, "_is_view"):
             return real
         if tensor.grad_fn is not None:
             with torch.enable_grad():
                 return _Released.apply(tensor, real)
         real.requires_grad_()
-        real.grad = None if tensor.grad is None else _real(tensor.grad)
+        grad = own(tensor, "grad")
+        real.grad = None if grad is None else _real(grad)
         tensor.register_post_accumulate_grad_hook(lambda leaf: setattr(real, "grad", _real(leaf.grad)))
         return real
 

@@ -9,6 +9,7 @@ Invariant: no stand-in computes; one that outlives its trace raises LeakedStandI
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ class Owner(Protocol):
     def real(self, value: Any) -> Any: ...
     def touched(self, stand_in: StandIn) -> None: ...
     def outside(self, what: str) -> None: ...
+    def argument(self, stand_in: StandIn, name: str) -> torch.Tensor | None: ...
     def forward(self, func: Any, args: Any, kwargs: Any) -> Any: ...
     @property
     def is_live(self) -> bool: ...
@@ -163,6 +165,25 @@ def _override(name: str, *, reads: bool) -> Callable[..., Any]:
     return method
 
 
+# What only the tensor itself knows of an argument (of what the function makes, its stand-in knows): asked for, the trace goes live.
+ITS_OWN = ("grad", "_version", "_base", "_is_view", "is_inference", "storage_offset")
+
+
+def own(stand_in: torch.Tensor, name: str) -> Any:
+    """What PyTorch has written down for the stand-in itself under one of these names."""
+    original = getattr(torch.Tensor, name)
+    return original(stand_in) if callable(original) else original.__get__(stand_in)
+
+
+def _asked(name: str) -> Any:
+    def read(self: StandIn) -> Any:
+        real = self.owner.argument(self, name)
+        return own(self if real is None else real, name)
+
+    original = getattr(torch.Tensor, name)
+    return functools.wraps(original)(read) if callable(original) else property(read, _property(name).fset)
+
+
 for _name in READS:
     setattr(StandIn, _name, _override(_name, reads=True))
 for _name in TOUCHES:
@@ -185,3 +206,5 @@ def _property(name: str) -> property:
 
 for _name in ("data", "requires_grad"):
     setattr(StandIn, _name, _property(_name))
+for _name in ITS_OWN:
+    setattr(StandIn, _name, _asked(_name))

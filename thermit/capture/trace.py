@@ -22,7 +22,7 @@ from thermit.aten.table import TABLE
 from thermit.capture.recorder import Recorder
 from thermit.capture.recording import CLOSED, LIVE, TRACING, GoLive, Input, Line, Restart, Watcher
 from thermit.capture.signature import Call, Source
-from thermit.capture.standin import StandIn, has_history, is_stand_in
+from thermit.capture.standin import StandIn, has_history, is_stand_in, own
 from thermit.capture.storage import Cell, Geometry, is_dense, overlaps_itself, window, write
 from thermit.capture.structure import Template
 from thermit.capture.values import NotStatic
@@ -299,17 +299,17 @@ def _results(recorder: Recorder, made: Sequence[StandIn]) -> tuple[tuple[Output,
 
 def _root(stand_in: StandIn) -> torch.Tensor:
     """What autograd takes it for a view of; itself where it is no view."""
-    base = stand_in._base
+    base: torch.Tensor | None = own(stand_in, "_base")
     return stand_in if base is None else base
 
 
 def _way(stand_in: StandIn, of: StandIn) -> str:
     """How autograd sees two tensors over the same memory: views of the same, or cut apart, with one count of versions or each with its own."""
-    if stand_in.is_inference() or _root(stand_in) is _root(of):
+    if own(stand_in, "is_inference") or _root(stand_in) is _root(of):
         return "view"
-    before = of._version
+    before = own(of, "_version")
     torch.autograd.graph.increment_version(stand_in)
-    return "data" if of._version == before else "detach"
+    return "data" if own(of, "_version") == before else "detach"
 
 
 def _type_of(cell: Cell) -> Any:
