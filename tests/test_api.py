@@ -423,3 +423,11 @@ def test_generators_run_eagerly():
 
     x = torch.ones(2)
     assert [t.tolist() for t in g(x)] == [[2.0, 2.0], [2.0, 2.0]] and "generator" in str(g.explain(x))
+
+
+def test_a_recompilation_by_aliasing_says_so():
+    f = thermit.jit(lambda a, b: a + b)
+    x, y = torch.ones(4), torch.ones(4)
+    f(x, y)
+    f(x, x)
+    assert "shares memory" in f.explain(x, x).recompiled[0]

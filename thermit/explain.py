@@ -84,10 +84,18 @@ def difference(function: Callable[..., Any], old: Any, new: Any) -> str:
     names = _names(function)
     for i, (a, b) in enumerate(zip(old_key[3], new_key[3], strict=False)):
         if a != b:
-            return f"tensor {names[i] if i < len(names) else i}: {a} -> {b}"
+            what = f"{a} -> {b}" if str(a) != str(b) else _hidden(a, b)
+            return f"tensor {names[i] if i < len(names) else i}: {what}"
     if old_key[:3] != new_key[:3]:
         return "an argument that is not a tensor, or the structure of the arguments"
     return "which arguments share memory or are one object"
+
+
+def _hidden(old: Any, new: Any) -> str:
+    """What differs between two tensors that have one type and lie alike."""
+    if (old.group, old.offset) != (new.group, new.offset) or (old.flags ^ new.flags) & 8:
+        return "shares memory with other arguments in another way, or is one object with one of them"
+    return "requires_grad, or being a parameter or an inference tensor"
 
 
 def _names(function: Callable[..., Any]) -> list[str]:

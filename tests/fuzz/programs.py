@@ -581,7 +581,9 @@ class Grower:
                 f"F.cross_entropy({a}, torch.arange({a}.shape[0]) % {c})",
             ]
         elif t.dim() == 3:
-            ops += [f"F.instance_norm({a})", f"{a} @ {a}.mT", f"torch.einsum('bij,bkj->bik', {a}, {a})"]
+            within = t.double().var(-1, correction=0).min() if t.shape[-1] > 1 else 0.0
+            ops += [f"F.instance_norm({a})"] if within > 1e-2 else []
+            ops += [f"{a} @ {a}.mT", f"torch.einsum('bij,bkj->bik', {a}, {a})"]
         return r.choice(ops), True, [a]
 
     def do_chain(self):
