@@ -593,3 +593,32 @@ def test_many_constants_stand_in_memory(dtype: DType) -> None:
     for at in range(12):
         expected = expected * x + dtype.numpy.type(0.25 * at - 0.3)
     assert np.array_equal(out, expected * dtype.numpy.type(-0.3))
+
+
+# ---------------------------------------------------------------------------------------------- lanes a few elements apart
+@pytest.mark.parametrize("level", ["sse2", "sse4", "avx2"])
+@pytest.mark.parametrize("step", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64, INT8, INT64, BOOL], ids=str)
+def test_lanes_apart_are_read_and_written_whole(dtype: DType, step: int, level: str) -> None:
+    target = x86_target(level)
+    for n in (3, 8, 16, 29):
+        at = [b.add(b.mul(i, c(step)), c(k)) if k else b.mul(i, c(step)) for k in range(step)]
+        loads = [b.load("x", dtype, offset) for offset in at]
+        body = tuple(Store("o", offset, value) for offset, value in zip(at, reversed(loads), strict=True))
+        program = LoopProgram("kernel", (one("x", dtype, step * n), one("o", dtype, step * n, "out")), i, n, body, "vector", 8)
+        if n >= 8:
+            text = emit([program], target)
+            assert f"load <{8 * step} x " in text and f"store <{8 * step} x " in text
+        x, out = samples(step * n, dtype), np.zeros(step * n, samples(1, dtype).dtype)
+        assert run(program, [x, out], target=target) == 0
+        assert np.array_equal(out.reshape(n, step), x.reshape(n, step)[:, ::-1])
+
+
+def test_the_last_lane_does_not_read_behind_the_end() -> None:
+    """x[2 * i] of 2 n - 1 elements: a whole vector would take one more."""
+    program = LoopProgram(
+        "kernel", (one("x", FLOAT32, 31), one("o", FLOAT32, 16, "out")), i, 16, (Store("o", i, f32("x", b.mul(i, c(2)))),), "vector", 8
+    )
+    assert "load <16 x float>" not in emit([program], host_target())
+    x, out = samples(31), np.zeros(16, np.float32)
+    assert run(program, [x, out]) == 0 and np.array_equal(out, x[::2])
