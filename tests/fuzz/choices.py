@@ -10,7 +10,7 @@ import torch
 SPECIAL = [0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e-45, -1e-45, 1e-38, 3.4e38, -3.4e38, 0.5, 2.0, 1.5, -2.5, 7.0]
 EXACT_DTYPES = ["float32", "float64", "int64", "int32", "uint8", "int8", "int16", "bool", "bfloat16", "float16"]
 SMOOTH_DTYPES = ["float32", "float32", "float64"]
-SIZES = [1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33]
+SIZES = [1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 7, 7, 8, 8, 9, 9, 15, 15, 16, 16, 17, 17, 31, 31, 33, 0]
 LIMIT = 3000  # elements of one value
 LARGE = (2, 3, 8, 50, 64, 300, 1000, 1024, 4099)  # sizes of the programs in which threads, strips and blocks are at work
 LARGE_LIMIT = 2_000_000

@@ -183,3 +183,34 @@ class Places(Choices):
                 ]
             )
         return r.choice(ops), not exact, [a]
+
+    def do_memory(self):
+        """Views of views, as_strided, writes through them, `out=`: what depends on where elements lie."""
+        a = self.name(lambda t: t.dim() > 0 and t.numel() > 1)
+        if a is None:
+            return None
+        t, r = self.values[a], self.random
+        d, e, n = self.axis(t), self.axis(t), t.numel()
+        m = r.randint(1, min(n, 6))
+        k = r.randint(1, max(1, n // m))
+        views = [
+            f"{a}.transpose({d}, {e}).unsqueeze(0)[..., ::2]",
+            f"{a}.reshape(-1)[{r.randrange(n)}:].unsqueeze(-1)",
+            f"{a}.contiguous().as_strided(({m}, {k}), ({k}, 1))",
+            f"{a}.clone(memory_format=torch.contiguous_format).as_strided(({m}, {k}), (1, {m}))",
+            f"{a}.movedim({d}, -1).split({r.randint(1, 3)}, -1)[0].squeeze()",
+            f"{a}.narrow({d}, 0, {r.randint(0, t.shape[d])})",
+            f"torch.add({a}, {a}, out=torch.empty_like({a}))",
+            f"torch.mul(input={a}, other=2, out=torch.zeros({list(t.shape)}, dtype={t.dtype}))",
+            f"{a}.view({list(t.shape)}).expand(2, *{a}.shape)",
+            f"torch.concat(tensors=({a}, {a}[:1]), dim=0)",
+        ]
+        writes = [
+            f"{a}.transpose({d}, {e})[0].add_(1)",
+            f"{a}.unsqueeze(1)[::2].squeeze(1).fill_(2)",
+            f"{a}.movedim({d}, 0)[-1:].copy_({a}.movedim({d}, 0)[:1].clone())",
+            f"torch.sub({a}, {a}, out={a})",
+        ]
+        if a in self.fixed or t.dtype == torch.bool or r.random() < 0.6:
+            return r.choice(views), False, [a]
+        return "!" + r.choice(writes), False, [a]

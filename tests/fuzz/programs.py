@@ -65,7 +65,7 @@ class Grower(Elements, Places, Sums):
         """(new name or None for an in-place statement, text, result is rough, names read)."""
         r, exact = self.random, self.program.family == "exact"
         kinds = ["binary", "binary", "binary", "scalar", "unary", "view", "view", "where", "compare", "inplace", "cat", "cast", "index", "clamp"]
-        kinds += ["make", "places", "window"]
+        kinds += ["make", "places", "window", "memory"]
         kinds += (
             ["intreduce", "minmax", "scatter"]
             if exact
