@@ -188,6 +188,24 @@ class TestHostile:
             if k:
                 change(x)
 
+    def test_one_object_or_two_over_the_same_memory(self):
+        for function in (lambda x, y: x * (2 if x is y else 3), lambda x, y: (y, x)):
+            jitted, a = thermit.jit(function), torch.ones(3)
+            for x, y in ((a, a), (a, a[:]), (a, a), (a, a[:]), (a, torch.ones(3)), (a, a)):
+                got, want = jitted(x, y), function(x, y)
+                if type(want) is tuple:
+                    assert got[0] is y
+                    assert got[1] is x
+                else:
+                    assert torch.equal(got, want)
+
+    def test_history_of_an_argument_without_grad_mode(self):
+        jitted, leaf = thermit.jit(lambda x: x * (2 if x.is_leaf else 3) * (5 if x.grad_fn is None else 7)), torch.ones(2, requires_grad=True)
+        made = leaf * 1
+        with torch.no_grad():
+            for x, factor in ((leaf, 10.0), (made, 21.0), (leaf, 10.0), (torch.ones(2), 10.0)):
+                assert torch.equal(jitted(x), torch.full((2,), factor))
+
     def test_a_step_of_an_optimiser(self):
         def step(p, rate):
             p.add_(p.grad, alpha=-rate)

@@ -225,7 +225,7 @@ class LiveMode(TorchDispatchMode):
         real: torch.Tensor = tensor.backing  # type: ignore[attr-defined]
         if not tensor.requires_grad or own(tensor, "_is_view"):
             return real
-        if tensor.grad_fn is not None:
+        if own(tensor, "grad_fn") is not None:
             with torch.enable_grad():
                 return _Released.apply(tensor, real)
         real.requires_grad_()

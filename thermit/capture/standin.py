@@ -104,7 +104,7 @@ def is_stand_in(value: Any) -> bool:
 def has_history(stand_in: StandIn) -> bool:
     """Whether autograd has recorded how it was made, or refuses to say (a view made under no_grad whose base was written)."""
     try:
-        return stand_in.grad_fn is not None
+        return own(stand_in, "grad_fn") is not None
     except RuntimeError:
         return True
 
@@ -166,7 +166,8 @@ def _override(name: str, *, reads: bool) -> Callable[..., Any]:
 
 
 # What only the tensor itself knows of an argument (of what the function makes, its stand-in knows): asked for, the trace goes live.
-ITS_OWN = ("grad", "_version", "_base", "_is_view", "is_inference", "storage_offset")
+ITS_OWN = ("grad", "_version", "_base", "_is_view", "is_inference", "storage_offset", "grad_fn", "is_leaf")
+_WITHOUT_GRAD = ("grad_fn", "is_leaf")  # a tensor that does not require grad answers as all such do
 
 
 def own(stand_in: torch.Tensor, name: str) -> Any:
@@ -177,7 +178,8 @@ def own(stand_in: torch.Tensor, name: str) -> Any:
 
 def _asked(name: str) -> Any:
     def read(self: StandIn) -> Any:
-        real = self.owner.argument(self, name)
+        plain = name in _WITHOUT_GRAD and not self.requires_grad
+        real = None if plain else self.owner.argument(self, name)
         return own(self if real is None else real, name)
 
     original = getattr(torch.Tensor, name)

@@ -75,7 +75,8 @@ class GuardTable(Tables):
         itemsize = spec.dtype.itemsize
         last = sum((n - 1) * s for n, s in zip(spec.sizes, spec.strides, strict=True))
         span = 0 if 0 in spec.sizes else (last + 1) * itemsize
-        head = [id(kind), keys, spec.flags & 1, SCALAR_TYPES[spec.dtype], len(spec.sizes), itemsize, span, group, offset, int(written)]
+        again = spec.flags >> 3 & 1
+        head = [id(kind), keys, spec.flags & 1, SCALAR_TYPES[spec.dtype], len(spec.sizes), itemsize, span, group, offset, int(written), again]
         return self.add([*head, *spec.sizes, *spec.strides])
 
     # ------------------------------------------------------------------------------------------ fetches

@@ -141,7 +141,7 @@ def ambient_holds(state):
 def tensor_holds(tensor, spec, data):
     """Whether a tensor is as expected; its data in i64[data].
     spec: type, keys, requires_grad, element type, axes, item bytes, bytes spanned, group, offset in the group, whether it is written,
-    sizes, strides."""
+    whether an earlier input is the same object, sizes, strides."""
     if i64[tensor + 8] != i64[spec]:
         return 0
     this = i64[tensor + IMPL]
@@ -153,7 +153,7 @@ def tensor_holds(tensor, spec, data):
     if axes > 5:
         sizes = i64[sizes]
         strides = sizes + 8 * axes
-    expected = spec + 80
+    expected = spec + 88
     for k in range(0, axes):
         if i64[sizes + 8 * k] != i64[expected + 8 * k]:
             return 0
@@ -216,8 +216,15 @@ def aliasing_holds(variant, tensors, data):
         for k in range(0, count):
             spec = i64[specs + 8 * k]
             leader = i64[spec + 56]
-            if leader >= 0 and i64[data + 8 * k] - i64[data + 8 * leader] != i64[spec + 64]:
-                return 0
+            if leader >= 0:
+                if i64[data + 8 * k] - i64[data + 8 * leader] != i64[spec + 64]:
+                    return 0
+                again = 0
+                for j in range(0, k):
+                    if i64[tensors + 8 * j] == i64[tensors + 8 * k]:
+                        again = 1
+                if again != i64[spec + 80]:
+                    return 0
     for u in range(0, i64[variant + V_UPDATES]):
         number = i64[i64[variant + V_UPDATED] + 8 * u]
         spec = i64[specs + 8 * number]
