@@ -29,6 +29,9 @@ FOUND = [
     ("smooth", [((7, 5, 17), "float32", "plain")], "v0 = x0.sum(-1); v1 = v0 * 2; v2 = v1.cumsum(0); v3 = v1.cumsum(1)", "v0, v1, v2, v3"),
     # what a loop inside a vector loop reads cannot be fetched by the outer one
     ("smooth", [((31, 15, 3), "float32", "transposed")], "v0 = F.batch_norm(x0, None, None, training=True)", "v0"),
+    # an offset that is one for all lanes, though it is data of data
+    ("exact", [((2,), "float32", "plain")],
+     "v0 = x0.gather(0, torch.ones_like(x0, dtype=torch.int64).cumsum(0).flip(0) - 1); v1 = v0.roll(3, 0)[torch.tensor([-2, -2])]", "v1"),
     # which axes roll joins again
     ("exact", [((8, 1, 1), "int32", "transposed"), ((8, 31, 7), "bfloat16", "plain")],
      "v0 = x0.to(torch.float32).unfold(-2, 1, 1); v1 = torch.minimum(x0, v0) + 0; v2 = v1.roll(-2, -3)", "v2"),

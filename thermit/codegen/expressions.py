@@ -343,6 +343,8 @@ class ExpressionWriter(FunctionWriter):
         guard = self.values[node.args[1]] if len(node.args) > 1 else None
         step = self.steps.step(node.args[0])
         offset = self.values[node.args[0]] if step in (0, None) else self.lane0(node.args[0])
+        if step is None and not offset.lanes:  # made of values that are one for all lanes, which the steps do not see
+            step = 0
         depth = max(offset.depth, self._floor_of_load(node), guard.depth if guard is not None else 0)
         guard = None if guard is not None and guard.text == "true" else guard
         flag = guard.text if guard is not None and not guard.lanes else None
