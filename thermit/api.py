@@ -544,4 +544,6 @@ def _restored(fn: Callable[..., Any], strict: bool, max_variants: int, on_miss: 
     return jit(fn, strict=strict, max_variants=max_variants, on_miss=on_miss)
 
 
+runtime()  # linked with the import (7 ms), so that the first call does not pay for it
+
 __all__ = ["JitFunction", "TensorSpec", "ThermitError", "disable", "empty_cache", "jit", "log_compiles"]

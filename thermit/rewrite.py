@@ -39,12 +39,30 @@ class Variable:
         return self.name.startswith("c")
 
 
-@dataclass(frozen=True, slots=True)
 class Application:
-    """A primitive of patterns, whatever its attrs."""
+    """A primitive of patterns, whatever its attrs.  `heads`: the primitive that each arg must be, None where any will do."""
 
-    prim: Prim
-    args: tuple[Pattern, ...]
+    __match_args__ = ("prim", "args")
+
+    def __init__(self, prim: Prim, args: tuple[Pattern, ...]) -> None:
+        self.prim, self.args = prim, args
+        self.heads = tuple(_head(a) for a in args)
+        self.numbers = tuple(a.value for a in args if isinstance(a, Number))
+        self.commutes = "commutative" in prim.algebra
+
+    def may_be(self, node: Node) -> bool:
+        """False for most nodes that the pattern does not match, and quickly."""
+        args, heads = node.args, self.heads
+        if node.prim is not self.prim:
+            return False
+        if len(heads) == 1:
+            return heads[0] is None or heads[0] is args[0].prim
+        if len(heads) == 2:
+            (a, b), x, y = heads, args[0].prim, args[1].prim
+            straight = (a is None or a is x) and (b is None or b is y)
+            if not straight and not (self.commutes and (a is None or a is y) and (b is None or b is x)):
+                return False
+        return all(any(is_const(a, number) for a in args) for number in self.numbers) if self.numbers else True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +71,15 @@ class Number:
 
 
 Pattern = Variable | Application | Number
+
+
+def _head(pattern: Pattern) -> Prim | None:
+    match pattern:
+        case Application(prim, _):
+            return prim
+        case Variable():
+            return p.CONST if pattern.is_constant else None
+    return p.CONST
 
 
 def _pattern(x: Any) -> Pattern:
@@ -91,11 +118,11 @@ def matches(pattern: Pattern, node: Node, binding: Binding) -> Iterator[Binding]
                 yield binding
             elif met is None and (not pattern.is_constant or is_const(node)):
                 yield {**binding, name: node}
-        case Application(prim, args):
-            if node.prim is not prim:
+        case Application(_, args):
+            if not pattern.may_be(node):
                 return
             yield from _all_match(args, node.args, binding)
-            if "commutative" in prim.algebra:
+            if pattern.commutes:
                 yield from _all_match(args[::-1], node.args, binding)
 
 
@@ -121,6 +148,8 @@ class Rule:
 
     def apply(self, node: Node) -> Node | None:
         """What the rule makes of the node; None if it does not apply."""
+        if not self.lhs.may_be(node):
+            return None
         for binding in matches(self.lhs, node, {}):
             operands = [binding[v] for v in self.variables]
             made = self.rhs(node, *operands) if self.takes_root else self.rhs(*operands)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from thermit.aten.table import TABLE
-from thermit.capture.infer import _NOT_ITERATED, Meta, dense_strides, describe, infer
+from thermit.capture.infer import _NOT_ITERATED, Meta, _plain, dense_strides, describe, infer
 from thermit.capture.overloads import overload_of
 
 aten = torch.ops.aten
@@ -232,3 +232,14 @@ def test_strides_of_calls():
         for a, b in zip(leaves(op(*args, **named)), got, strict=True):
             assert tuple(a.shape) == b.geometry.sizes, (op, args)
             assert a.numel() < 2 or a.stride() == b.geometry.strides, (op, [getattr(x, "shape", x) for x in args], a.stride(), b.geometry.strides)
+
+
+def test_answers_are_kept_by_type_and_value():
+    meta = describe(torch.zeros(2, 3))
+    keys = [_plain((meta, v)) for v in (1, True, 1.0, None, [1], (1,), [True])]
+    assert len(set(keys)) == len(keys) and _plain((meta, object())) is None
+    first = infer(aten.cumsum.default, (meta, 1), {}, pointwise=False, device=False)
+    assert infer(aten.cumsum.default, (meta, 1), {}, pointwise=False, device=False) is first
+    for _ in range(2):  # what raises raises again
+        with pytest.raises(IndexError):
+            infer(aten.cumsum.default, (meta, 5), {}, pointwise=False, device=False)

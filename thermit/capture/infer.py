@@ -56,6 +56,9 @@ def broadcast(shapes: Sequence[Shape]) -> Shape | None:
     return tuple(out)
 
 
+_ARITHMETIC = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.rsub.Scalar}
+
+
 # ---------------------------------------------------------------------------------------------- pointwise
 _dtypes: dict[Any, torch.dtype] = {}
 
@@ -68,7 +71,8 @@ def _pointwise(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> M
     shape = broadcast([m.geometry.sizes for m in metas])
     if shape is None:
         return None
-    key = (op, torch.get_default_dtype(), tuple(_kind(a) for a in args), tuple((k, _kind(a)) for k, a in kwargs.items()))
+    kind = _kind_of_arithmetic if op in _ARITHMETIC else _kind
+    key = (op, torch.get_default_dtype(), tuple(kind(a) for a in args), tuple((k, kind(a)) for k, a in kwargs.items()))
     dtype = _dtypes.get(key)
     if dtype is None:
         dtype = _dtypes[key] = _probe(op, args, kwargs)
@@ -110,6 +114,11 @@ def _kind(arg: Any) -> Any:
     return (arg.dtype, len(arg.geometry.sizes) > 0) if isinstance(arg, Meta) else (type(arg), arg)
 
 
+def _kind_of_arithmetic(arg: Any) -> Any:
+    """Numbers that fit every floating type are all alike to them; so a polynomial is not probed for each coefficient."""
+    return float if type(arg) is float and abs(arg) < 6e4 else _kind(arg)
+
+
 def _probe(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dtype:
     """The dtype of the real kernel's result on one element; raises what eager raises."""
 
@@ -147,6 +156,41 @@ def infer(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], *, pointw
         found = _pointwise(op, args, kwargs)
         if found is not None:
             return found
+    key = (op, device, torch.get_default_dtype(), _plain(args), _plain(tuple(kwargs.items())))
+    if key[3] is None or key[4] is None:
+        return _asked(op, args, kwargs, device)
+    if key not in _answers:
+        if len(_answers) >= ANSWERS:
+            _answers.clear()
+        _answers[key] = _asked(op, args, kwargs, device)
+    return _answers[key]
+
+
+ANSWERS = 2048
+_PLAIN = (int, bool, float, str, type(None), torch.dtype, torch.memory_format, torch.layout, torch.device)
+_answers: dict[Any, Any] = {}  # what PyTorch said: it depends on nothing but metadata and numbers
+
+
+def _plain(values: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The values as part of a key (1 is not True, nor 1.0); None where one is something else."""
+    parts: list[Any] = []
+    for value in values:
+        if isinstance(value, Meta):
+            parts.append(value)
+        elif type(value) in _PLAIN:
+            parts.append((type(value), value))
+        elif type(value) in (list, tuple):
+            inner = _plain(value)
+            if inner is None:
+                return None
+            parts.append((type(value), inner))
+        else:
+            return None
+    return tuple(parts)
+
+
+def _asked(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: bool) -> Any:
+    """What PyTorch says of tensors without elements."""
     metas = [convert(a, _to_meta) for a in args]
     named = {k: convert(a, _to_meta) for k, a in kwargs.items()}
     if device:

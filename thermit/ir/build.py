@@ -71,7 +71,8 @@ def like(value: bool | int | float, x: Node) -> Node:
 
 def iota(shape: Shape, axis: int, dtype: DType = INT64) -> Node:
     """The index along `axis`."""
-    _require(0 <= axis < len(shape), f"iota: axis {axis} of {len(shape)}")
+    if not 0 <= axis < len(shape):
+        raise TypeRuleError(f"iota: axis {axis} of {len(shape)}")
     if shape[axis] == 1:
         return const(0, dtype, shape)
     index = Node(p.IOTA, (), Axis(axis), TensorType(tuple(shape), INT64))
@@ -80,7 +81,10 @@ def iota(shape: Shape, axis: int, dtype: DType = INT64) -> Node:
 
 def is_const(x: Node, value: bool | int | float | None = None) -> bool:
     """Whether x is a constant, and if a value is given, that one bit for bit."""
-    return x.prim is p.CONST and (value is None or x.attrs == Value(type(x.attrs.value)(value)))
+    if x.prim is not p.CONST or value is None:
+        return x.prim is p.CONST
+    expected = type(x.attrs.value)(value)
+    return (x.attrs.value == expected or expected != expected) and x.attrs == Value(expected)
 
 
 # ---------------------------------------------------------------------------------------------- map
@@ -89,7 +93,8 @@ def map1(prim: Prim, x: Node) -> Node:
 
 
 def map2(prim: Prim, x: Node, y: Node) -> Node:
-    _require(x.type == y.type, f"{prim}: {x.type} and {y.type}")
+    if x.type != y.type:
+        raise TypeRuleError(f"{prim}: {x.type} and {y.type}")
     return Node(prim, (x, y), None, x.type.with_dtype(BOOL) if prim.result == "bool" else x.type)
 
 
@@ -97,7 +102,8 @@ def cast(x: Node, dtype: DType) -> Node:
     """x in another element type, by the rules of PyTorch's conversions on CPU; nothing if it has it already."""
     if x.dtype is dtype:
         return x
-    _require(not x.dtype.is_complex and not dtype.is_complex, f"cast: {x.dtype} to {dtype}")
+    if x.dtype.is_complex or dtype.is_complex:
+        raise TypeRuleError(f"cast: {x.dtype} to {dtype}")
     if is_const(x):
         value = x.attrs.value
         if not (isinstance(value, float) and dtype.is_integer and not abs(value) < 2.0**31):  # out of range: the machine decides
@@ -107,14 +113,16 @@ def cast(x: Node, dtype: DType) -> Node:
 
 def bitcast(x: Node, dtype: DType) -> Node:
     """The same bits read as another type of the same width."""
-    _require(x.dtype.bits == dtype.bits and BOOL not in (x.dtype, dtype), f"bitcast: {x.dtype} to {dtype}")
+    if not (x.dtype.bits == dtype.bits and BOOL not in (x.dtype, dtype)):
+        raise TypeRuleError(f"bitcast: {x.dtype} to {dtype}")
     if x.dtype is dtype:
         return x
     return Node(p.BITCAST, (x,), None, x.type.with_dtype(dtype))
 
 
 def where(condition: Node, x: Node, y: Node) -> Node:
-    _require(condition.dtype is BOOL and x.type == y.type and condition.shape == x.shape, f"where: {condition.type}, {x.type}, {y.type}")
+    if not (condition.dtype is BOOL and x.type == y.type and condition.shape == x.shape):
+        raise TypeRuleError(f"where: {condition.type}, {x.type}, {y.type}")
     if is_const(condition):
         return x if condition.attrs.value else y
     return x if x is y else Node(p.WHERE, (condition, x, y), None, x.type)
@@ -122,13 +130,15 @@ def where(condition: Node, x: Node, y: Node) -> Node:
 
 def fma(x: Node, y: Node, z: Node) -> Node:
     """x * y + z rounded once.  For legalize: the user's products and sums are never contracted."""
-    _require(x.type == y.type == z.type and x.dtype.is_float, f"fma: {x.type}, {y.type}, {z.type}")
+    if not (x.type == y.type == z.type and x.dtype.is_float):
+        raise TypeRuleError(f"fma: {x.type}, {y.type}, {z.type}")
     return Node(p.FMA, (x, y, z), None, x.type)
 
 
 def seldom(condition: Node, x: Node, usual: Node, function: str) -> Node:
     """usual, but the C library's function of x where condition holds.  For legalize: arguments whose treatment would cost too much."""
-    _require(condition.dtype is BOOL and x.type == usual.type and x.dtype.is_float and condition.shape == x.shape, f"seldom: {x.type}")
+    if not (condition.dtype is BOOL and x.type == usual.type and x.dtype.is_float and condition.shape == x.shape):
+        raise TypeRuleError(f"seldom: {x.type}")
     return Node(p.SELDOM, (condition, x, usual), Symbol(function), x.type)
 
 
@@ -164,7 +174,8 @@ and_, or_, xor, shl, shr = (_binary(r) for r in (p.AND, p.OR, p.XOR, p.SHL, p.SH
 # ---------------------------------------------------------------------------------------------- view
 def reshape(x: Node, shape: Shape) -> Node:
     shape = tuple(shape)
-    _require(math.prod(shape) == x.type.numel, f"reshape: {x.type} to {list(shape)}")
+    if math.prod(shape) != x.type.numel:
+        raise TypeRuleError(f"reshape: {x.type} to {list(shape)}")
     if shape == x.shape:
         return x
     if x.prim is p.CONST:
@@ -177,7 +188,8 @@ def reshape(x: Node, shape: Shape) -> Node:
 def permute(x: Node, order: Sequence[int]) -> Node:
     """Axis k of the result is axis order[k] of x."""
     order = tuple(order)
-    _require(sorted(order) == list(range(x.type.ndim)), f"permute: {x.type} by {list(order)}")
+    if sorted(order) != list(range(x.type.ndim)):
+        raise TypeRuleError(f"permute: {x.type} by {list(order)}")
     shape = tuple(x.shape[a] for a in order)
     if order == tuple(range(len(order))):
         return x
@@ -191,7 +203,8 @@ def permute(x: Node, order: Sequence[int]) -> Node:
 def expand(x: Node, shape: Shape) -> Node:
     """Axes of size 1 repeated; the rank stays (reshape first to add axes)."""
     shape = tuple(shape)
-    _require(len(shape) == x.type.ndim and all(a == b or a == 1 for a, b in zip(x.shape, shape, strict=True)), f"expand: {x.type} to {list(shape)}")
+    if not (len(shape) == x.type.ndim and all(a == b or a == 1 for a, b in zip(x.shape, shape, strict=True))):
+        raise TypeRuleError(f"expand: {x.type} to {list(shape)}")
     if shape == x.shape:
         return x
     if x.prim is p.CONST:
@@ -207,17 +220,20 @@ def broadcast_to(x: Node, shape: Shape) -> Node:
     if x.shape == shape:
         return x
     missing = len(shape) - x.type.ndim
-    _require(missing >= 0, f"broadcast: {x.type} to {list(shape)}")
+    if missing < 0:
+        raise TypeRuleError(f"broadcast: {x.type} to {list(shape)}")
     return expand(reshape(x, (1,) * missing + x.shape), shape)
 
 
 def slice_(x: Node, starts: Sequence[int], steps: Sequence[int], shape: Shape) -> Node:
     """Element i of axis a is element starts[a] + i * steps[a] of x."""
     starts, steps, shape = tuple(starts), tuple(steps), tuple(shape)
-    _require(len(starts) == len(steps) == len(shape) == x.type.ndim and all(steps), f"slice: {x.type} by {starts}, {steps}")
+    if not (len(starts) == len(steps) == len(shape) == x.type.ndim and all(steps)):
+        raise TypeRuleError(f"slice: {x.type} by {starts}, {steps}")
     for size, start, step, length in zip(x.shape, starts, steps, shape, strict=True):
         inside = length == 0 or (0 <= start < size and 0 <= start + (length - 1) * step < size)
-        _require(inside, f"slice: {start} + {length} * {step} leaves {x.type}")
+        if not inside:
+            raise TypeRuleError(f"slice: {start} + {length} * {step} leaves {x.type}")
     if shape == x.shape and all(step == 1 or length <= 1 for step, length in zip(steps, shape, strict=True)):
         return x
     if x.prim is p.CONST:
@@ -238,7 +254,8 @@ def pad(x: Node, low: Sequence[int], high: Sequence[int], fill: Node | bool | in
     _require(
         len(low) == len(high) == len(interior) == x.type.ndim and min((0, *low, *high, *interior)) == 0, f"pad: {x.type} by {low}, {high}, {interior}"
     )
-    _require(scalar.type == TensorType((), x.dtype), f"pad: fill is {scalar.type}")
+    if scalar.type != TensorType((), x.dtype):
+        raise TypeRuleError(f"pad: fill is {scalar.type}")
     shape = tuple(a + b + (n - 1) * c + n if n else a + b for n, a, b, c in zip(x.shape, low, high, interior, strict=True))
     if shape == x.shape:
         return x
@@ -251,11 +268,13 @@ def pad(x: Node, low: Sequence[int], high: Sequence[int], fill: Node | bool | in
 
 def concat(parts: Sequence[Node], axis: int) -> Node:
     """The parts one after another along `axis`; empty ones vanish."""
-    _require(len(parts) > 0 and 0 <= axis < parts[0].type.ndim, f"concat: axis {axis}")
+    if not (len(parts) > 0 and 0 <= axis < parts[0].type.ndim):
+        raise TypeRuleError(f"concat: axis {axis}")
     first = parts[0]
     for part in parts:
         same = part.dtype is first.dtype and part.shape[:axis] + part.shape[axis + 1 :] == first.shape[:axis] + first.shape[axis + 1 :]
-        _require(same, f"concat: {first.type} and {part.type} along {axis}")
+        if not same:
+            raise TypeRuleError(f"concat: {first.type} and {part.type} along {axis}")
     shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
     kept = tuple(part for part in parts if part.shape[axis]) or (first,)
     if len(kept) == 1:
@@ -268,11 +287,13 @@ def concat(parts: Sequence[Node], axis: int) -> Node:
 def strided(x: Node, shape: Shape, strides: Sequence[int], offset: int) -> Node:
     """as_strided of a tensor with one axis: element i is x[offset + sum(i * strides)]."""
     shape, strides = tuple(shape), tuple(strides)
-    _require(x.type.ndim == 1 and len(shape) == len(strides), f"strided: {x.type}")
+    if not (x.type.ndim == 1 and len(shape) == len(strides)):
+        raise TypeRuleError(f"strided: {x.type}")
     if 0 not in shape:
         least = offset + sum(min(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
         most = offset + sum(max(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
-        _require(least >= 0 and most < x.shape[0], f"strided: {offset} + {strides} leaves {x.type}")
+        if not (least >= 0 and most < x.shape[0]):
+            raise TypeRuleError(f"strided: {offset} + {strides} leaves {x.type}")
     if x.prim is p.CONST:
         return const(x.attrs.value, x.dtype, shape)
     return Node(p.STRIDED, (x,), Strided(strides, offset), x.type.with_shape(shape))
@@ -289,17 +310,22 @@ def reduce(prim: Prim, x: Node, axes: Sequence[int]) -> Node:
 
     An axis of size 1 combines nothing: it is reshaped away, so that every reduction node has a loop of its own."""
     axes = tuple(sorted(axes))
-    _require(prim.kind == "reduce" and len(set(axes)) == len(axes) and all(0 <= a < x.type.ndim for a in axes), f"{prim}: {x.type} over {axes}")
-    _require(prim not in (p.ANY, p.ALL) or x.dtype is BOOL, f"{prim}: {x.type} is not bool")
-    _require(not x.dtype.is_half, f"{prim}: {x.dtype} has no arithmetic; cast to float32")
+    if not (prim.kind == "reduce" and len(set(axes)) == len(axes) and all(0 <= a < x.type.ndim for a in axes)):
+        raise TypeRuleError(f"{prim}: {x.type} over {axes}")
+    if prim in (p.ANY, p.ALL) and x.dtype is not BOOL:
+        raise TypeRuleError(f"{prim}: {x.type} is not bool")
+    if x.dtype.is_half:
+        raise TypeRuleError(f"{prim}: {x.dtype} has no arithmetic; cast to float32")
     shape = tuple(n for a, n in enumerate(x.shape) if a not in axes)
     if prim in (p.ARGMAX, p.ARGMIN):
-        _require(len(axes) == 1 and x.shape[axes[0]] > 0, f"{prim}: {x.type} over {axes}")
+        if not (len(axes) == 1 and x.shape[axes[0]] > 0):
+            raise TypeRuleError(f"{prim}: {x.type} over {axes}")
         if x.shape[axes[0]] == 1:
             return const(0, INT64, shape)
         return Node(prim, (x,), Axes(axes), TensorType(shape, INT64))
     if prim.identity is None:
-        _require(all(x.shape[a] for a in axes), f"{prim}: {x.type} over the empty {axes}")
+        if not all(x.shape[a] for a in axes):
+            raise TypeRuleError(f"{prim}: {x.type} over the empty {axes}")
     elif any(x.shape[a] == 0 for a in axes):
         return const(prim.identity, x.dtype, shape)
     kept = tuple(a for a in axes if x.shape[a] != 1)
@@ -311,25 +337,32 @@ def reduce(prim: Prim, x: Node, axes: Sequence[int]) -> Node:
 
 
 def scan(prim: Prim, x: Node, axis: int) -> Node:
-    _require(prim.kind == "scan" and 0 <= axis < x.type.ndim and not x.dtype.is_half, f"{prim}: {x.type} along {axis}")
+    if not (prim.kind == "scan" and 0 <= axis < x.type.ndim and not x.dtype.is_half):
+        raise TypeRuleError(f"{prim}: {x.type} along {axis}")
     return x if x.shape[axis] == 1 else Node(prim, (x,), Axis(axis), x.type)
 
 
 # ---------------------------------------------------------------------------------------------- index
 def gather(x: Node, indices: Sequence[Node]) -> Node:
     """x[indices[0], indices[1], ...]: one int64 index per axis of x, all of one shape, which is the result's."""
-    _require(len(indices) == x.type.ndim > 0, f"gather: {len(indices)} indices for {x.type}")
+    if not (len(indices) == x.type.ndim > 0):
+        raise TypeRuleError(f"gather: {len(indices)} indices for {x.type}")
     shape = indices[0].shape
-    _require(all(i.type == TensorType(shape, INT64) for i in indices), f"gather: indices {[i.type for i in indices]}")
+    if not all(i.type == TensorType(shape, INT64) for i in indices):
+        raise TypeRuleError(f"gather: indices {[i.type for i in indices]}")
     return Node(p.GATHER, (x, *indices), None, x.type.with_shape(shape))
 
 
 def scatter(base: Node, value: Node, indices: Sequence[Node], combine: str = "set") -> Node:
     """base with value[k] put at (or combined with what stands at) indices[...][k], k in row-major order."""
-    _require(combine in ("set", "add", "mul", "min", "max"), f"scatter: {combine}")
-    _require(len(indices) == base.type.ndim > 0 and value.dtype is base.dtype, f"scatter: {value.type} into {base.type}")
-    _require(all(i.type == TensorType(value.shape, INT64) for i in indices), f"scatter: indices {[i.type for i in indices]}")
-    _require(combine == "set" or not base.dtype.is_half, f"scatter: {base.dtype} has no arithmetic; cast to float32")
+    if combine not in ("set", "add", "mul", "min", "max"):
+        raise TypeRuleError(f"scatter: {combine}")
+    if not (len(indices) == base.type.ndim > 0 and value.dtype is base.dtype):
+        raise TypeRuleError(f"scatter: {value.type} into {base.type}")
+    if not all(i.type == TensorType(value.shape, INT64) for i in indices):
+        raise TypeRuleError(f"scatter: indices {[i.type for i in indices]}")
+    if combine != "set" and base.dtype.is_half:
+        raise TypeRuleError(f"scatter: {base.dtype} has no arithmetic; cast to float32")
     if value.type.numel == 0:
         return base
     return Node(p.SCATTER, (base, value, *indices), Scatter(combine), base.type)
@@ -337,7 +370,8 @@ def scatter(base: Node, value: Node, indices: Sequence[Node], combine: str = "se
 
 def check(x: Node, ok: Node) -> Node:
     """x, provided that all of `ok` (bool) holds; otherwise the program stops and eager runs the call."""
-    _require(ok.dtype is BOOL, f"check: {ok.type}")
+    if ok.dtype is not BOOL:
+        raise TypeRuleError(f"check: {ok.type}")
     return x if is_const(ok, True) or ok.type.numel == 0 else Node(p.CHECK, (x, ok), None, x.type)
 
 
@@ -351,7 +385,8 @@ def call(attrs: Call, args: Sequence[Node]) -> Node:
 
 def result(node: Node, index: int) -> Node:
     """The index-th tensor that a call returns."""
-    _require(node.prim is p.CALL, f"result of {node!r}")
+    if node.prim is not p.CALL:
+        raise TypeRuleError(f"result of {node!r}")
     return Node(p.RESULT, (node,), Slot(index), node.attrs.results[index][0])
 
 

@@ -24,6 +24,9 @@ class DType:
     kind: Kind
     bits: int
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def __str__(self) -> str:
         return self.name
 
@@ -103,6 +106,9 @@ class TensorType:
 
     shape: Shape
     dtype: DType
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype.name))
 
     def __str__(self) -> str:
         return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
