@@ -274,30 +274,32 @@ def argmin(self: Node, dim: int | None = None, keepdim: bool = False) -> Lowered
 
 # ---------------------------------------------------------------------------------------------- moments
 def moments(x: Node, axes: Sequence[int], correction: float) -> tuple[Node, Node]:
-    """Variance and mean of x (a float type that computes), their axes kept.
+    """Variance and mean of x in float64, their axes kept.
 
-    The mean is rounded, so the distances from it have a small sum of their own, whose square is taken off again.
+    The mean is rounded, so the distances from it have a small sum of their own, whose square is taken off again; unless x was a narrower type,
+    of which float64 holds the mean well enough.
     """
     count = count_of(x, axes)
-    mean = mean_of(x, axes, keepdim=True)
-    distance = b.sub(x, spread(mean, x))
+    wide = b.cast(x, FLOAT64)
+    mean = mean_of(wide, axes, keepdim=True)
+    distance = b.sub(wide, spread(mean, wide))
     squares = reduced(p.SUM, b.mul(distance, distance), axes, keepdim=True)
-    rest = reduced(p.SUM, distance, axes, keepdim=True)
-    if count > 0:
+    if count > 0 and x.dtype is FLOAT64:
+        rest = reduced(p.SUM, distance, axes, keepdim=True)
         left = b.sub(squares, b.div(b.mul(rest, rest), float(count)))
         squares = b.where(b.lt(left, 0), b.like(0, left), left)
     return b.div(squares, max(float(count) - correction, 0.0)), mean
 
 
 def _variance(self: Node, dim: Axes, correction: Number | None, keepdim: bool, root: bool, with_mean: bool) -> Lowered:
+    """In float64 like eager's, so that the result is rounded once."""
     if not self.dtype.is_float:
         return NotImplemented
     axes = axes_of(dim, self.type.ndim)
-    x = computed(self)
-    spread_of, mean = moments(x, axes, 1.0 if correction is None else float(correction))
+    spread_of, mean = moments(self, axes, 1.0 if correction is None else float(correction))
     results = [b.sqrt(spread_of) if root else spread_of, mean]
-    shape = keep_axes_shape(x, axes, keepdim)
-    finished = tuple(rounded(b.reshape(r, shape), self.dtype) for r in results)
+    shape = keep_axes_shape(self, axes, keepdim)
+    finished = tuple(b.cast(b.reshape(r, shape), self.dtype) for r in results)
     return finished if with_mean else finished[0]
 
 

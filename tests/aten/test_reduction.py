@@ -1,0 +1,37 @@
+"""Reductions are at least as accurate as eager's, measured against float64."""
+
+import pytest
+import torch
+
+import thermit
+
+FUNCTIONS = {
+    "sum": lambda x: x.sum(-1),
+    "mean": lambda x: x.mean(-1),
+    "var": lambda x: x.var(-1),
+    "std": lambda x: x.std(-1),
+    "var_mean": lambda x: torch.stack(torch.var_mean(x, -1)),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+    "prod": lambda x: (x / 1e4 + 1).prod(-1),
+    "logsumexp": lambda x: torch.logsumexp(x, -1),
+    "sum of columns": lambda x: x.sum(0),
+    "var of columns": lambda x: x.var(0),
+}
+
+
+def errors(result: torch.Tensor, true: torch.Tensor) -> tuple[float, float]:
+    """The largest and the mean error in units of the last place of the largest result."""
+    units = (result.double() - true).abs() / (true.abs().max() * 2.0**-24)
+    return float(units.max()), float(units.mean())
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 1e4])
+@pytest.mark.parametrize("columns", [10, 1003, 20000])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_at_least_as_accurate_as_eager(name, columns, mean):
+    function = FUNCTIONS[name]
+    x = torch.randn(200, columns, generator=torch.Generator().manual_seed(columns)) + mean
+    true = function(x.double())
+    (worst, usual), (eager_worst, eager_usual) = errors(thermit.jit(function)(x), true), errors(function(x), true)
+    assert worst <= max(1.1 * eager_worst, 1.0)  # a unit: what one rounding of the result may take
+    assert usual <= max(1.1 * eager_usual, 0.25)
