@@ -27,7 +27,6 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any
 
@@ -40,6 +39,7 @@ from thermit.capture.origin import LIBRARY, MODULES, STANDARD, USER, class_origi
 from thermit.capture.reach import Reach, in_class
 from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, ambient, argument_roots, holds
 from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze
+from thermit.records import dataclass
 
 Refused = Callable[[str, str], None]
 
