@@ -34,6 +34,7 @@ LOG2_E = 1 / math.log(2)
 LN2, LN2_REST = 0.6931471824645996, -1.904654299957768e-09  # ln 2 in float32, and the rest
 LINE = (1.0302, 1.0201)  # LINE[0] + LINE[1] r is e^r to 0.031 for |r| <= ln 2 / 2
 EXP_LEAST, EXP_MOST = -104.0, 89.0  # beyond: 0 and inf in float32
+NEAR_INVERSE = 0x7EF311C3  # less the bits of a float: those of its inverse, to an eighth of it
 TANH_CUT = 0.9  # where tanh changes from x + x^3 times a polynomial to 1 - 2 / (1 + e^2x), whose roundings are small only beyond
 
 
@@ -56,11 +57,12 @@ def _times_power(shifted: Node, part: Node) -> Node:
 
 
 def exp(x: Node) -> Node:
-    """e^x = 2^n e^r."""
+    """e^x = 2^n (1 + r q).  r is rounded: all but its error is that of the last two roundings, so that nothing else need be compensated."""
     x = at_least(at_most(x, EXP_MOST), EXP_LEAST)
     n, shifted = round_with(x, LOG2_E, 2 * 127)
-    r, rest = _reduced(x, n)
-    return _times_power(shifted, add(r, _rest_of_power(r, c.EXP_SINGLE, rest)))
+    r = fma(n, like(-LN2_REST, x), fma(n, like(-LN2, x), x))
+    half, other = powers_of_two(shifted)
+    return mul(fma(mul(half, r), polynomial(r, [1.0, *c.EXP_SINGLE]), half), other)
 
 
 def exp2(x: Node) -> Node:
@@ -95,8 +97,8 @@ def expm1(x: Node) -> Node:
 def sigmoid(x: Node) -> Node:
     """1 / (1 + e^-x) as p / (p + e^r) where p = 2^n and x = n ln 2 - r: no power overflows.
 
-    All is 2^24 times as large, so that p is a normal number.  p + 1 is exact but for what `low` holds; q = 1 / ((p + 1) + (e^r - 1))
-    is corrected by what it misses: sum and quotient may round as they like.
+    All is 2^24 times as large, so that p is a normal number.  p + 1 is exact but for what `low` holds; the quotient q is corrected by
+    what it misses of p, over the sum, for which four bits are enough: sum and quotient may round as they like.
     """
     t = at_least(at_most(x, 30.0), EXP_LEAST)
     scale = 2.0**24
@@ -105,11 +107,11 @@ def sigmoid(x: Node) -> Node:
     power = power_of_two(shifted)
     one = add(power, scale)
     low = sub(power, sub(one, scale))
-    part = _rest_of_power(r, [scale * k for k in c.EXP_SINGLE], fma(r, like(scale, x), low))
+    part = fma(mul(r, r), polynomial(r, [scale * k for k in c.EXP_SINGLE]), fma(r, like(scale, x), low))
     total, lost = fast_two_sum(one, part)
-    q = div(like(1.0, x), total)
-    missing = fma(neg(q), lost, fma(neg(q), total, like(1.0, x)))
-    return mul(power, fma(q, missing, q))
+    q = div(power, total)
+    missing = fma(neg(q), lost, fma(neg(q), total, power))
+    return fma(missing, from_bits(sub(integer(NEAR_INVERSE, x), bits(total))), q)
 
 
 def tanh(x: Node) -> Node:
