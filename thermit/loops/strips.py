@@ -23,7 +23,7 @@ from thermit.schedule.kernel import Kernel
 
 STRIP = 1 << 20  # the depth of the strip variable: inside of every loop over rows
 BLOCK = 8  # rows summed in registers: so many streams the hardware follows at once
-WIDE_ELEMS = 1024  # longer float32 sums are collected in float64
+WIDE_ELEMS = 64  # longer float32 sums are collected in float64
 KEEP = frozenset((p.DIV, p.SQRT, p.REM))
 
 

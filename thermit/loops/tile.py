@@ -39,7 +39,8 @@ SEVERAL = 50.0  # instructions of several functions: four registers a value, a t
 SEVERAL_LOOP = 1 << 18  # ... and half as long again to compile, which so many iterations pay back within some fifty calls
 PARALLEL_EXTENT = 32  # a parallel loop of fewer iterations is made longer from what is inside
 CHUNK_ELEMS = 4096  # of an inner vector loop, when it is shared between iterations of the parallel loop
-SUM_ELEMS = 4096  # of a block of a long float32 sum
+SUM_ELEMS = 2048  # of a block of a long float32 sum in the lanes of a register
+SUM_TERMS = 32  # of a block of a float32 sum one after the other: as accurate as eager's cascade, 1/32 of the additions in float64
 GATHER = 3.0  # cycles a lane of a gather or scatter
 APART = 2.0  # cycles a register of what lies between lanes that are two to four elements apart
 CYCLE_NS = 0.3
@@ -293,24 +294,27 @@ def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices
 
 
 def _refined(loop: For, outer: dict[Node, int], indices: Indices) -> tuple[Stmt, ...]:
-    """A vector loop without its boundaries, or, where it sums, in blocks."""
-    if loop.mode != "vector" or not isinstance(loop.extent, int):
+    """A vector loop without its boundaries, or, where a loop sums, in blocks."""
+    if not isinstance(loop.extent, int) or loop.mode not in ("vector", "serial"):
         return (loop,)
-    return (_in_blocks(loop, loop.extent),) if loop.accs else peel(loop, outer, indices)
+    if loop.accs:
+        return (_in_blocks(loop, loop.extent),)
+    return peel(loop, outer, indices) if loop.mode == "vector" else (loop,)
 
 
 def _in_blocks(loop: For, extent: int) -> For:
-    """A long float32 sum: the sums of blocks, then their sum in float64, so that no partial sum takes more than some hundred terms."""
+    """A long float32 sum: the sums of blocks, then their sum in float64, so that no partial sum takes many terms."""
     sums = any(a.combine is p.ADD and a.local.dtype is FLOAT32 for a in loop.accs)
-    if not sums or extent < 2 * SUM_ELEMS or any(a.combine in (p.ARGMAX, p.ARGMIN) for a in loop.accs):
+    size = SUM_ELEMS if loop.mode == "vector" else SUM_TERMS
+    if not sums or extent < 2 * size or any(a.combine in (None, p.ARGMAX, p.ARGMIN) for a in loop.accs):
         return loop
     name = loop.index.attrs.name
-    block, blocks = build.index(name + "b"), -(-extent // SUM_ELEMS)
-    start = build.mul(block, SUM_ELEMS)
+    block, blocks = build.index(name + "b"), -(-extent // size)
+    start = build.mul(block, size)
     new = {loop.index: build.add(start, loop.index)}
     body = substitute(loop.body, new)
     inner = tuple(replace(a, local=build.local(f"{a.local.attrs.name}b", a.local.dtype), value=replaced(a.value, new)) for a in loop.accs)
-    rest = SUM_ELEMS if extent % SUM_ELEMS == 0 else build.minimum(build.sub(number(extent), start), SUM_ELEMS)
+    rest = size if extent % size == 0 else build.minimum(build.sub(number(extent), start), size)
     outer = tuple(
         replace(a, value=i.local, lanes=1, wide=a.combine is p.ADD and a.local.dtype is FLOAT32) for a, i in zip(loop.accs, inner, strict=True)
     )
