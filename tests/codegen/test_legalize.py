@@ -120,6 +120,21 @@ def test_meaning_in_numpy_agrees(dtype: DType) -> None:
     assert np.array_equal(values[root], compiled(p.EXP, arguments), equal_nan=True)
 
 
+@pytest.mark.parametrize("prim", [p.EXP, p.EXP2, p.SIGMOID], ids=str)
+def test_nothing_underflows_where_the_result_is_zero_by_a_mask(prim: Prim) -> None:
+    """A product that underflows takes many times as long as one of zeros; rows that are masked with -inf or -1e9 are common."""
+    x = b.local("x", FLOAT32)
+    root = MATHEMATICS[FLOAT32][prim](x)
+    values = {x: np.array([-np.inf, -1e9, -300], np.float32)}
+    for node in toposort([root]):
+        if node not in values:
+            values[node] = np.broadcast_to(interp.evaluate(node, [values[a] for a in node.args]), 3)
+        if node.prim in (p.MUL, p.DIV, p.FMA) and node.dtype is FLOAT32:
+            small = np.abs(values[node]) < np.finfo(np.float32).tiny
+            assert not (small & np.all([values[a] != 0 for a in node.args], axis=0)).any(), node
+    assert not values[root].any()
+
+
 @every_float
 @pytest.mark.parametrize("power", [2.5, -1.5, 1 / 3, 0.5, 0.1, -0.1, 1e-30, 3.0, -3.0, 4.0, -4.0, 1e30, 0.0, np.inf, -np.inf, np.nan])
 def test_known_powers(dtype: DType, power: float) -> None:

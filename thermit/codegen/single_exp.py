@@ -33,7 +33,8 @@ from thermit.ir.types import FLOAT32
 LOG2_E = 1 / math.log(2)
 LN2, LN2_REST = 0.6931471824645996, -1.904654299957768e-09  # ln 2 in float32, and the rest
 LINE = (1.0302, 1.0201)  # LINE[0] + LINE[1] r is e^r to 0.031 for |r| <= ln 2 / 2
-EXP_LEAST, EXP_MOST = -104.0, 89.0  # beyond: 0 and inf in float32
+EXP_MOST = 89.0  # beyond: inf in float32
+NONE = -254.0  # both powers_of_two of it are 0, so that e^-inf, of which masked rows are full, is a product of zeros: those that underflow are slow
 NEAR_INVERSE = 0x7EF311C3  # less the bits of a float: those of its inverse, to an eighth of it
 TANH_CUT = 0.9  # where tanh changes from x + x^3 times a polynomial to 1 - 2 / (1 + e^2x), whose roundings are small only beyond
 
@@ -58,7 +59,7 @@ def _times_power(shifted: Node, part: Node) -> Node:
 
 def exp(x: Node) -> Node:
     """e^x = 2^n (1 + r q).  r is rounded: all but its error is that of the last two roundings, so that nothing else need be compensated."""
-    x = at_least(at_most(x, EXP_MOST), EXP_LEAST)
+    x = at_least(at_most(x, EXP_MOST), NONE * LN2)
     n, shifted = round_with(x, LOG2_E, 2 * 127)
     r = fma(n, like(-LN2_REST, x), fma(n, like(-LN2, x), x))
     half, other = powers_of_two(shifted)
@@ -67,7 +68,7 @@ def exp(x: Node) -> Node:
 
 def exp2(x: Node) -> Node:
     """2^x = 2^n 2^f, the fraction f of x being exact."""
-    x = at_least(at_most(x, 129.0), -151.0)
+    x = at_least(at_most(x, 129.0), NONE)
     n, shifted = round_with(x, 1.0, 2 * 127)
     f = sub(x, n)
     square = mul(f, f)
@@ -100,7 +101,7 @@ def sigmoid(x: Node) -> Node:
     All is 2^24 times as large, so that p is a normal number.  p + 1 is exact but for what `low` holds; the quotient q is corrected by
     what it misses of p, over the sum, for which four bits are enough: sum and quotient may round as they like.
     """
-    t = at_least(at_most(x, 30.0), EXP_LEAST)
+    t = at_least(at_most(x, 30.0), -(127 + 24) * LN2)  # there power is 0, as NONE
     scale = 2.0**24
     n, shifted = round_with(t, LOG2_E, 127 + 24)
     r = fma(n, like(LN2_REST, x), fma(n, like(LN2, x), neg(t)))
