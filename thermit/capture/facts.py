@@ -27,7 +27,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from thermit.capture.known import CONTAINERS, is_quiet
 from thermit.capture.origin import LIBRARY, MODULES, STANDARD, USER, class_origin, code_origin, is_library_module, is_package
 from thermit.capture.reach import Reach, in_class
 from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, ambient, argument_roots, holds
+from thermit.capture.standin import is_stand_in
 from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze
 from thermit.records import dataclass
 
@@ -53,8 +54,28 @@ _IMPURE_SETTINGS = frozenset(("get_num_threads", "get_num_interop_threads", "set
 _GENERATOR_READS = frozenset(("manual_seed", "seed", "set_state", "get_state", "initial_seed", "set_offset", "get_offset"))
 _CLOCKS = frozenset(("now", "today", "utcnow"))
 VALUE_READS = frozenset(("tolist", "numpy", "data_ptr", "__array__", "__dlpack__", "_to_dlpack", "untyped_storage", "storage"))
+_OWN_READS = frozenset(("storage_offset", "_is_view", "is_set_to", "is_pinned"))
+# What a tensor knows of itself and its spec does not say: read on a tensor that no argument is, it would be baked in.
+_OWN_FACTS = frozenset(
+    (
+        "grad",
+        "_grad",
+        "_version",
+        "_base",
+        "grad_fn",
+        "_grad_fn",
+        "is_leaf",
+        "retains_grad",
+        "output_nr",
+        "_backward_hooks",
+        "_post_accumulate_grad_hooks",
+    )
+)
+_WALKS = frozenset(("parameters", "named_parameters", "buffers", "named_buffers", "state_dict"))
 _WARNS = frozenset(("warn", "warn_explicit"))
-_READING_CODES = frozenset(getattr(torch.Tensor, name).__code__ for name in ("__array__", "__dlpack__", "storage", "__reduce_ex__", "__deepcopy__"))
+_READING_CODES = frozenset(
+    getattr(torch.Tensor, name).__code__ for name in ("__array__", "__dlpack__", "storage", "is_shared", "__reduce_ex__", "__deepcopy__")
+)
 _SHOW_WARNING = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
 _FIND_AND_LOAD = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 
@@ -89,6 +110,8 @@ class Watcher:
         self._frames_done: set[Any] = set()
         self._nested: set[Any] = set()
         self._writes: dict[str, str] = {}
+        self._own: dict[str, str] = {}  # facts that only a tensor itself knows and that code which ran names: where
+        self._tries = self._walks = False
         self._before = ambient()
         self._profiler: Any = None  # the one that was active
         self._chained: Any = None  # the same, where it can be called: those written in C cannot
@@ -180,7 +203,7 @@ class Watcher:
                 self._refuse("reads the values of a tensor", frame)
         elif event == "return" and frame in self._frames:
             del self._frames[frame]
-            if arg is not None and not is_quiet(arg):
+            if arg is not None and (not is_quiet(arg) or id(arg) in self.objects.places):
                 self._returned(frame, arg)
 
     def _refuse(self, reason: str, frame: FrameType | None) -> None:
@@ -215,7 +238,7 @@ class Watcher:
         self._frames[frame] = names
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)]
         local = frame.f_locals if arguments else {}
-        values = [local[n] for n in arguments if n in local and not is_quiet(local[n])]
+        values = [local[n] for n in arguments if n in local and (not is_quiet(local[n]) or id(local[n]) in self.objects.places)]
         function = function_of(frame)
         done = (code, id(function), *map(id, values))
         if done in self._frames_done:
@@ -228,6 +251,10 @@ class Watcher:
             self._refuse("compares the class of a tensor with `is` (isinstance can be compiled)", frame)
         for name, line in names.writes.items():
             self._writes.setdefault(name, f"{code.co_filename}:{line}")
+        if origin is USER:
+            self._asks(names, code)
+            if "grad" in names.writes:
+                self._refuse("writes grad", frame)
         roots: list[Any] = []
         if arguments and arguments[0] in local:
             self._method(local[arguments[0]], code.co_name, function)
@@ -241,12 +268,23 @@ class Watcher:
         while self.objects.cached:
             self._cached(self.objects.cached.pop(), frame)
 
+    def _asks(self, names: Names, code: CodeType) -> None:
+        """Writes down which facts of a tensor's own the code may ask for: of which tensor is known when the trace is over."""
+        named = names.attributes | names.strings if names.tries or names.reflects else names.attributes
+        for name in named & _OWN_FACTS:
+            self._own.setdefault(name, f"{code.co_filename}:{code.co_firstlineno}")
+        self._tries = self._tries or names.tries or names.reflects
+        self._walks = self._walks or not _WALKS.isdisjoint(names.attributes)
+        if self._tries and self._walks:  # each of the tensors may be asked for what is hung on it
+            self._own.setdefault("attributes", f"{code.co_filename}:{code.co_firstlineno}")
+
     def _cached(self, function: Any, frame: FrameType) -> None:
         """A function behind functools.lru_cache: as if it ran.  Packages are trusted to cache only what cannot change."""
         if type(function) is not FunctionType or (function, "cached") in self._frames_done or is_package(function.__code__):
             return
         self._frames_done.add((function, "cached"))
         names = names_of(function.__code__)
+        self._asks(names, function.__code__)
         self.objects.follow(names, [*self._function(function), *self._globals(function.__globals__, names, frame)])
 
     def _method(self, owner: Any, name: str, function: FunctionType | None) -> None:
@@ -349,7 +387,7 @@ class Watcher:
 
     def _argument(self, value: Any) -> list[Any]:
         """What of a frame's argument (or result) existed before the call: itself, or what something new holds."""
-        if id(value) in self.objects.known:
+        if id(value) in self.objects.known or id(value) in self.objects.places:
             return [value]
         kind = type(value)
         if is_quiet(value):
@@ -417,7 +455,7 @@ class Watcher:
             if module in _IMPURE_MODULES or name in _IMPURE_BUILTINS or name in _IMPURE_SETTINGS:
                 self._refuse(f"calls {name}()", frame)
         elif isinstance(owner, torch.Tensor):
-            if name in VALUE_READS:
+            if name in VALUE_READS or (name in _OWN_READS and not is_stand_in(owner)):
                 self._refuse(f"calls {name}() of a tensor", frame)
         elif isinstance(owner, random.Random | io.IOBase) or (isinstance(owner, torch.Generator) and name in _GENERATOR_READS):
             self._refuse(f"calls {name}() of {type(owner).__name__}", frame)
@@ -438,6 +476,9 @@ class Watcher:
         guards = tuple(self.objects.guards.values())
         if self.refused is None:
             self._check_unchanged(guards)
+        if self.refused is None and self._own and self.objects.has_tensors():
+            name, self.where = next(iter(self._own.items()))
+            self.refused = f"reads {name}, perhaps of a tensor that is not an argument"
         return Facts(guards, self.refused, self.where)
 
     def _check_unchanged(self, guards: tuple[Guard, ...]) -> None:

@@ -35,7 +35,7 @@ class Known:
 
     `known`: id of an object -> the object and its place.  `contents`: id of a container -> the objects and containers in it.
     `reached`: place -> the objects to go on from.  `entry`: every tensor met, with its place: it must still be there at the end.
-    `flattened`: arguments that the key of the call compares by value.
+    `places`: id of such a tensor -> all places where it was met.  `flattened`: arguments that the key of the call compares by value.
     """
 
     def __init__(self, call: Call) -> None:
@@ -47,6 +47,7 @@ class Known:
         self.flattened: set[int] = set()
         self.tensors: dict[int, tuple[torch.Tensor, Source]] = {}
         self.entry: list[tuple[Source, torch.Tensor]] = []
+        self.places: dict[int, list[Source]] = {}
         self.looked: dict[int, tuple[Any, Source, int]] = {}
         self._to_look: deque[tuple[Any, Source]] = deque()
 
@@ -96,6 +97,7 @@ class Known:
             self.guard(source, "equals", value)
         elif isinstance(value, torch.Tensor):
             self._reach_tensor(source, value)
+            found = [value]
         elif is_container(value):
             found = self._reach_container(source, value)
         elif is_value(value):
@@ -117,8 +119,12 @@ class Known:
         if isinstance(facts, str):
             raise NotStatic(facts)
         self.guard(source, "tensor", TensorSpec(*facts, -1, 0))
+        self._met(source, tensor)
+
+    def _met(self, source: Source, tensor: torch.Tensor) -> None:
         self.tensors.setdefault(id(tensor), (tensor, source))
         self.entry.append((source, tensor))
+        self.places.setdefault(id(tensor), []).append(source)
 
     def _reach_container(self, source: Source, value: Any) -> list[Any]:
         kind = type(value)
@@ -136,7 +142,7 @@ class Known:
             self._inside(source, value, set())
             for child in leaves.objects:
                 self.know(child, Held(child, f"{source}[...]"))
-        found = self.contents[id(value)] = [value, *leaves.objects, *leaves.containers]
+        found = self.contents[id(value)] = [value, *leaves.objects, *leaves.containers, *leaves.tensors]
         return found
 
     def _reach_parts(self, source: Source, value: Any) -> None:
@@ -153,8 +159,7 @@ class Known:
         seen.add(id(value))
         for place, child in elements(source, value):
             if isinstance(child, torch.Tensor):
-                self.tensors.setdefault(id(child), (child, place))
-                self.entry.append((place, child))
+                self._met(place, child)
             elif type(child) not in IMMUTABLE and id(child) not in seen:
                 inner = is_container(child)
                 self.know(child, place if inner else Held(child, str(place)))
@@ -174,6 +179,10 @@ class Known:
         except NotStatic:
             return None
         return place
+
+    def has_tensors(self) -> bool:
+        """Whether the trace came upon a tensor that no argument is, or upon a module, whose tensors are many."""
+        return bool(self.tensors) or any(issubclass(type(value), torch.nn.Module) for value, _ in self.known.values())
 
     def place(self, value: Any) -> Source | None:
         """Where an object that existed before the call lives, None for an object that the function made."""

@@ -28,6 +28,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # backward hooks do nothing t
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _HOOK_TABLES = vars(sys.modules["torch.nn.modules.module"])
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by Python code
+_OF_TENSORS = frozenset(dir(torch.Tensor))
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -51,14 +52,37 @@ class Reach(Known):
         self._watched = watched
         if names.tries:
             attributes = attributes | names.strings
+        hung = attributes - _OF_TENSORS if watched else set()
         stack = list(objects)
         seen: set[int] = set()
         while stack:
             value = stack.pop()
+            if id(value) in self.places:
+                stack += self._hung(value, names, hung)
+                continue
             if id(value) in seen or is_quiet(value):
                 continue
             seen.add(id(value))
             stack += self._touch(value, names, attributes)
+
+    def _hung(self, tensor: torch.Tensor, names: Names, hung: set[str]) -> list[Any]:
+        """Attributes that somebody hung on a tensor: those named in the code, where there are such; that there are none, where it may ask."""
+        found: list[Any] = []
+        reflects = names.reflects and self._watched
+        if not hung and not reflects:
+            return found
+        table = vars(tensor)
+        for source in self.places[id(tensor)]:
+            place = Attr(source, "__dict__")
+            if reflects:
+                self.table(place, table)
+            for name in hung & table.keys():
+                found += self.reach(Attr(source, name), table[name])
+            missing = frozenset(hung - table.keys()) if names.tries else frozenset(hung & names.writes.keys() - table.keys())
+            if missing:
+                before = self.guards.get((place, "absent"))
+                self.guards[place, "absent"] = Guard(place, "absent", missing if before is None else before.expected | missing)
+        return found
 
     def _touch(self, value: Any, names: Names, attributes: set[str]) -> list[Any]:
         kind = type(value)

@@ -10,11 +10,13 @@ Invariant: no stand-in computes; one that outlives its trace raises LeakedStandI
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
+from thermit.capture.origin import USER, code_origin
 from thermit.capture.storage import Cell, Geometry
 from thermit.errors import LeakedStandInError
 from thermit.ir.types import DType
@@ -47,6 +49,13 @@ class _LikeTensor(type(torch.Tensor)):  # type: ignore[misc]
 
     def __hash__(cls) -> int:
         return hash(torch.Tensor)
+
+
+_hung = vars(torch.Tensor)["__dict__"].__get__  # the dict of a tensor object
+
+
+def _asked_by_user() -> bool:
+    return code_origin(sys._getframe(2).f_code) == USER
 
 
 class StandIn(torch.Tensor, metaclass=_LikeTensor):
@@ -82,11 +91,19 @@ class StandIn(torch.Tensor, metaclass=_LikeTensor):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return torch.nn.Parameter if "_is_param" in self.__dict__ else torch.Tensor
+        return torch.nn.Parameter if "_is_param" in _hung(self) else torch.Tensor
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        """What user code hung on the tensor is asked of the tensor itself; all others mean the stand-in's own."""
+        if not _asked_by_user() or "owner" not in _hung(self):
+            return _hung(self)
+        real = self.owner.materialize(self, "__dict__")
+        return _hung(self if real is None else real)
 
     def __getattr__(self, name: str) -> Any:
         """An attribute that tensors do not have: somebody hung it on the tensor, or it is missing there too; either way eager's answer."""
-        if name.startswith("_") or "owner" not in self.__dict__:
+        if "owner" not in _hung(self) or (name.startswith("_") and not _asked_by_user()):
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         real = self.owner.materialize(self, name)
         return object.__getattribute__(self, name) if real is None else getattr(real, name)
@@ -138,7 +155,7 @@ TOUCHES = (
     "share_memory_", "is_shared", "pin_memory", "is_pinned", "set_", "resize_", "resize_as_", "t_", "transpose_", "squeeze_", "unsqueeze_",
     "swapaxes_", "swapdims_", "as_strided_", "rename_", "rename", "register_hook", "register_post_accumulate_grad_hook", "__setstate__",
     "record_stream", "to_sparse", "to_mkldnn", "backward", "is_set_to", "apply_", "map_", "map2_", "storage_type",
-    "retain_grad", "requires_grad_", "_backward_hooks", "as_subclass", "align_to", "refine_names",
+    "retain_grad", "requires_grad_", "__dir__", "_backward_hooks", "as_subclass", "align_to", "refine_names",
 )  # fmt: skip
 
 

@@ -1,0 +1,151 @@
+"""What a tensor knows of itself and no spec says (gradient, version, attributes hung on it), wherever the function finds the tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import thermit
+
+Function = Callable[[torch.Tensor], Any]
+pytestmark = pytest.mark.filterwarnings("ignore::thermit.ThermitWarning")
+
+
+class Holder:
+    def __init__(self, t: torch.Tensor) -> None:
+        self.t = t
+
+
+class Module(torch.nn.Module):
+    def __init__(self, t: torch.Tensor) -> None:
+        super().__init__()
+        self.t = torch.nn.Parameter(t, requires_grad=False)
+        object.__setattr__(self, "plain", t)
+
+
+T = torch.zeros(3)
+
+
+def _marked(t: torch.Tensor) -> Any:
+    return getattr(t, "mark", 1)
+
+
+WAYS: dict[str, Callable[[torch.Tensor, Callable[[torch.Tensor], Any]], Function]] = {
+    "closed over": lambda t, ask: lambda x: x * ask(t),
+    "list": lambda t, ask: (lambda a: lambda x: x * ask(a[0]))([t]),
+    "dict": lambda t, ask: (lambda a: lambda x: x * ask(a["k"]))({"k": t}),
+    "object": lambda t, ask: (lambda a: lambda x: x * ask(a.t))(Holder(t)),
+    "comprehension": lambda t, ask: (lambda a: lambda x: x * sum(ask(u) for u in a))((t, t)),
+    "used too": lambda t, ask: lambda x: (x + t) * ask(t),
+}
+ASKED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "grad": lambda t: 1 if t.grad is None else 2,
+    "grad by name": lambda t: 1 if getattr(t, "grad") is None else 2,  # noqa: B009
+    "gradient's values": lambda t: 1 if t.grad is None else t.grad.sum() * 3,
+    "version": lambda t: t._version + 1,
+    "mark": _marked,
+    "has": lambda t: 2 if hasattr(t, "mark") else 3,
+    "private": lambda t: getattr(t, "_mark", 1),
+    "vars": lambda t: len(vars(t)) + 1,
+    "dict": lambda t: len(t.__dict__) + 1,
+    "dir": lambda t: 2 if "mark" in dir(t) else 3,
+}
+
+
+def _change(t: torch.Tensor) -> None:
+    t.grad, t.mark, t._mark = torch.ones(3), 5, 6  # type: ignore[attr-defined]
+    with torch.no_grad():
+        t.add_(1)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("way", WAYS)
+def test_of_a_tensor_found_outside(way: str, asked: str) -> None:
+    t, x = torch.ones(3), torch.ones(3)
+    function = WAYS[way](t, ASKED[asked])
+    jitted = thermit.jit(function)
+    for _ in range(2):
+        assert torch.equal(jitted(x), function(x))
+    _change(t)
+    for _ in range(2):
+        assert torch.equal(jitted(x), function(x))
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_of_an_argument(asked: str) -> None:
+    def function(x: torch.Tensor) -> Any:
+        return T + ASKED[asked](x)
+
+    jitted, x, other = thermit.jit(function), torch.ones(3), torch.ones(3)
+    _change(other)
+    for t in (x, x, other, other, x):
+        assert torch.equal(jitted(t), function(t))
+
+
+@pytest.mark.parametrize("asked", [*ASKED, "shared"])
+def test_of_the_parameters_of_a_module(asked: str) -> None:
+    ask = ASKED.get(asked, lambda t: 2 if t.is_shared() else 3)
+    module, x = Module(torch.ones(3)), torch.ones(3)
+
+    def function(x: torch.Tensor) -> Any:
+        return x * sum(ask(p) for p in module.parameters())
+
+    jitted = thermit.jit(function)
+    for _ in range(2):
+        assert torch.equal(jitted(x), function(x))
+    _change(module.t)
+    module.t.share_memory_()
+    for _ in range(2):
+        assert torch.equal(jitted(x), function(x))
+
+
+def test_of_a_tensor_at_two_places() -> None:
+    a, b = torch.ones(3), torch.ones(3)
+    a.mark = b.mark = 2  # type: ignore[attr-defined]
+    places = [a, a]
+
+    def function(x: torch.Tensor) -> Any:
+        return x * (places[0].mark + places[1].mark)  # type: ignore[attr-defined]
+
+    jitted, x = thermit.jit(function), torch.ones(3)
+    assert torch.equal(jitted(x), function(x))
+    b.mark = 3  # type: ignore[attr-defined]
+    places[1] = b
+    assert torch.equal(jitted(x), function(x))
+
+
+def test_what_is_not_changed_stays_compiled() -> None:
+    t = torch.ones(3)
+    t.mark = 2  # type: ignore[attr-defined]
+    jitted = thermit.jit(lambda x: x * t.mark + getattr(t, "other", 3) + t, strict=True)  # type: ignore[attr-defined]
+    assert torch.equal(jitted(torch.ones(3)), torch.full((3,), 6.0))
+
+
+def test_a_gradient_written_to_a_tensor_outside() -> None:
+    t, x = torch.ones(3), torch.ones(3)
+
+    def function(x: torch.Tensor) -> Any:
+        t.grad = x * 2
+        return x + t.grad
+
+    jitted = thermit.jit(function)
+    for _ in range(3):
+        t.grad = None
+        assert torch.equal(jitted(x), torch.full((3,), 3.0))
+        made: Any = t.grad
+        assert type(made) is torch.Tensor
+        assert torch.equal(made, torch.full((3,), 2.0))
+
+
+def test_a_mark_written_by_the_function() -> None:
+    t, x = torch.ones(3), torch.ones(3)
+
+    def function(x: torch.Tensor) -> Any:
+        t.mark = getattr(t, "mark", 0) + 1  # type: ignore[attr-defined]
+        return x * t.mark  # type: ignore[attr-defined]
+
+    jitted = thermit.jit(function)
+    assert [float(jitted(x).sum()) for _ in range(4)] == [3.0, 6.0, 9.0, 12.0]
