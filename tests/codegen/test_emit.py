@@ -529,6 +529,32 @@ def test_rows_of_any_length_are_stored_around_the_cache(width: int, n: int, dtyp
     assert (whole_lines[:start] == 7).all() and (whole_lines[start + out.nbytes :] == 7).all()
 
 
+@pytest.mark.parametrize("dtype", [FLOAT32, INT8], ids=str)
+@pytest.mark.parametrize("n", [509, 513, 519, 520, 1003])
+@pytest.mark.parametrize("width", [16, 32])
+def test_edges_of_rows_are_computed_whole_and_written_in_part(width: int, n: int, dtype: DType) -> None:
+    """Where elements may be done twice: no load is masked, and what lies beside a row stays; a maximum and two results at once."""
+    rows, at = 20, b.add(b.mul(i, c(n)), j)
+    x, most = b.load("x", dtype, at), b.local("t", dtype)
+    stores = (Store("o", at, b.add(x, b.const(1, dtype))), Store("p", b.add(b.mul(i, c(n + 3)), b.sub(c(n + 1), j)), x))
+    body = For(j, n, stores, "vector", width, (Acc(most, p.MAX, b.const(0, dtype), x, lanes=1),))
+    out = Memory("o", dtype, "out", rows * n, stream=True)
+    memories = (one("x", dtype, rows * n), out, one("p", dtype, rows * (n + 3), "out"), one("s", dtype, rows, "out"))
+    program = LoopProgram("kernel", memories, i, rows, (body, Store("s", i, most)))
+    text = emit([program], host_target())
+    assert "masked.load" not in text and "@load." not in text
+    given = (np.arange(rows * n) % 97).astype(dtype.numpy)
+    whole = np.full(rows * n * dtype.itemsize + 64, 7, np.uint8)
+    start = -whole.ctypes.data % 64
+    results = whole[start : start + rows * n * dtype.itemsize].view(dtype.numpy), np.full(rows * (n + 3), 5, dtype.numpy), np.zeros(rows, dtype.numpy)
+    assert run(program, [given, *results]) == 0
+    backward = results[1].reshape(rows, n + 3)
+    assert np.array_equal(results[0], given + given.dtype.type(1)) and np.array_equal(backward[:, 2 : n + 2], given.reshape(rows, n)[:, ::-1])
+    assert (backward[:, :2] == 5).all() and (backward[:, n + 2 :] == 5).all()
+    assert np.array_equal(results[2], given.reshape(rows, n).max(1))
+    assert (whole[:start] == 7).all() and (whole[start + results[0].nbytes :] == 7).all()
+
+
 @pytest.mark.parametrize("level", ["sse2", "sse4", "avx2", "avx512"])
 def test_nothing_outside_of_the_module_is_called(level: str) -> None:
     """Neither by arithmetic, conversions or masks: LLVM calls libm for what a processor lacks."""

@@ -44,7 +44,8 @@ def emit(programs: Sequence[LoopProgram], target: Target) -> str:
 class Range:
     """What a vector loop runs over: [start, whole) in full steps, [whole, stop) masked; `overlap`: instead [start, stop) in full
     steps, the last one moved back to `last`.  `is_constant`: the bounds are numbers.  `aligned`: an offset
-    that is a multiple of the width at `start`; [0, start) is done before in one masked step."""
+    that is a multiple of the width at `start`; [0, start) is done before in one masked step.  `edge`: where a full step ends at `stop`;
+    it and one at 0 then do both ends, and only their stores are masked (elements may be done twice): a third less to compile."""
 
     start: str
     whole: str
@@ -54,6 +55,7 @@ class Range:
     is_constant: bool
     last: str | None = None
     aligned: Node | None = None
+    edge: str | None = None
 
 
 class Kernel(ExpressionWriter):
@@ -63,6 +65,7 @@ class Kernel(ExpressionWriter):
         super().__init__(target, helpers, program)
         self._can_stop = False
         self._aligned: Node | None = None
+        self._only: str | None = None  # the lanes that are stored, of those that are computed
 
     # ------------------------------------------------------------------ statements
     def _body(self, statements: tuple[Stmt, ...]) -> None:
@@ -88,7 +91,7 @@ class Kernel(ExpressionWriter):
         k = 0
         while k < len(stores):
             first = stores[k]
-            step = self.steps.step(first.offset) if self.lanes is not None and self.lanes.mask is None else None
+            step = self.steps.step(first.offset) if self.lanes is not None and self.lanes.mask is None and self._only is None else None
             group = stores[k : k + step] if step is not None and 2 <= step <= MOST_APART else stores[k : k + 1]
             is_full = len(group) == step and all(
                 s.memory == first.memory and s.guard is None and self.steps.step(s.offset) == step and _gap(first.offset, s.offset) == j
@@ -158,10 +161,13 @@ class Kernel(ExpressionWriter):
         assert self.lanes is not None
         self.here()
         raw = access.to_memory(self, value.text, memory.dtype, value.lanes)
+        mask = self.mask(guard)
+        if self._only is not None:
+            mask = self._only if mask is None else self.op(f"and {vector('i1', value.lanes)} {mask}, {self._only}")
         if step in (1, -1):
-            access.contiguous_store(self, memory, offset, self.lanes.width, self.mask(guard), raw, step == -1, whole)
+            access.contiguous_store(self, memory, offset, self.lanes.width, mask, raw, step == -1, whole)
         else:
-            access.scatter(self, memory, offset, step, self.lanes.width, self.mask(guard), raw)
+            access.scatter(self, memory, offset, step, self.lanes.width, mask, raw)
 
     # ------------------------------------------------------------------ loops
     def _loop(self, s: For) -> None:
@@ -302,12 +308,14 @@ class Kernel(ExpressionWriter):
             self.steps.enter(None)
         if not stores or (starts and extent % stride == 0):
             return None
+        edge = str(extent - s.width) if stride == s.width and self._may_overlap(s.body, s.accs) else None
         if starts:
             return Range("0", str(extent // stride * stride), str(extent), True, True, True)
         unit = min(s.width, access.LINE_BYTES // self.memories[stores[0].memory].dtype.itemsize)
         start = self.op(f"and i64 {self.op(f'sub i64 0, {first}')}, {unit - 1}")
         steps = self.op(f"and i64 {self.op(f'sub i64 {extent}, {start}')}, {-stride}")
-        return Range(start, self.op(f"add i64 {start}, {steps}"), str(extent), True, True, False, aligned=stores[0].offset)
+        stop = self.op(f"add i64 {start}, {steps}")
+        return Range(start, stop, str(extent), True, edge is None, False, aligned=stores[0].offset, edge=edge)
 
     def _may_overlap(self, body: tuple[Stmt, ...], accs: tuple[Acc, ...]) -> bool:
         """Whether elements may be done twice: nothing that is written is read, sums do not count twice, and no offset divides
@@ -350,12 +358,27 @@ class Kernel(ExpressionWriter):
                 self.steps.enter(None)
             return states
 
+        def edge(side: str) -> list[list[str]]:
+            with self.scope(writes):
+                at = self.op(f"mul i64 {side}, {bounds.edge}")
+                self._only = self._edge_mask(side, at, bounds, width)
+                self.steps.enter(Lanes(index, width, at, self.innermost, None, 1))
+                self._body(body)
+                states = [advanced(self, r, at) for r in firsts]
+                self.steps.enter(None)
+            self._only = None
+            return states
+
         def once(at: str, stop: str) -> None:
             for r, state in zip(firsts, masked(at, stop), strict=True):
                 r.values = state
             self.forget(writes)
 
-        if bounds.aligned is not None:
+        if bounds.edge is not None:
+            self._aligned = None
+            self._counted(firsts, "0", "2", 1, writes, edge, True)
+            self._aligned = bounds.aligned
+        elif bounds.aligned is not None:
             once("0", bounds.start)
         if bounds.has_main:
             flat = [r for parts in running for r in parts]
@@ -387,6 +410,17 @@ class Kernel(ExpressionWriter):
         left = self.op(f"trunc i64 {self.op(f'sub i64 {stop}, {at}')} to i32")
         ramp = ", ".join(f"i32 {k}" for k in range(width))
         return self.op(f"icmp sgt {vector('i32', width)} {self.splat(left, 'i32', width)}, <{ramp}>")
+
+    def _edge_mask(self, side: str, at: str, bounds: Range, width: int) -> str:
+        """Of the step at 0 (side 0) the lanes below `start`, of the one that ends at `stop` (side 1) those from `whole` on."""
+        near = self.op(f"select i1 {self.op(f'icmp eq i64 {side}, 0')}, i64 {bounds.start}, i64 {bounds.whole}")
+        near = self.op(f"trunc i64 {self.op(f'sub i64 {near}, {at}')} to i32")
+        # k < near, or k >= near, which is ~k < -near
+        flip = self.op(f"sub i32 0, {self.op(f'trunc i64 {side} to i32')}")
+        limit = self.op(f"sub i32 {self.op(f'xor i32 {near}, {flip}')}, {flip}")
+        of, ramp = vector("i32", width), ", ".join(f"i32 {k}" for k in range(width))
+        lanes = self.op(f"xor {of} {self.splat(flip, 'i32', width)}, <{ramp}>")
+        return self.op(f"icmp sgt {of} {self.splat(limit, 'i32', width)}, {lanes}")
 
     # ------------------------------------------------------------------ the function
     def text(self) -> str:
