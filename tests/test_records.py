@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import pprint
 from dataclasses import field
 
 import pytest
@@ -140,3 +141,12 @@ def test_a_match_takes_fields_in_order():
     match Kept(3):
         case Kept(x, y):
             assert (x, y) == (3, "y")
+
+
+def test_the_standard_library_takes_them_for_its_own():
+    """pprint and the standard decorator read how a dataclass was made."""
+    assert pprint.pformat(Kept(3)) == repr(Kept(3))
+    derived = dataclasses.make_dataclass("Longer", [("z", int, 1)], bases=(Kept,), frozen=True)
+    assert derived(1).z == 1 and derived(1) == derived(1, "y", 1)
+    with pytest.raises(TypeError):
+        dataclasses.make_dataclass("Thawed", [("z", int, 1)], bases=(Kept,))

@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def _make(cls: type, frozen: bool, slots: bool, eq: bool) -> type:
     own = {name: _field(cls, name, kind) for name, kind in inspect.get_annotations(cls).items()}
     fields = {**inherited, **own}
     names = tuple(fields)
-    space: dict[str, Any] = {"__dataclass_fields__": fields, "__match_args__": names}
+    space: dict[str, Any] = {"__dataclass_fields__": fields, "__match_args__": names, "__dataclass_params__": _params(frozen, slots, eq)}
     for name, method in _methods(names, frozen, slots, eq).items():
         if name not in cls.__dict__ or (name == "__hash__" and "__eq__" in cls.__dict__ and cls.__dict__[name] is None):
             space[name] = method
@@ -47,6 +48,11 @@ def _make(cls: type, frozen: bool, slots: bool, eq: bool) -> type:
     return made
 
 
+def _params(frozen: bool, slots: bool, eq: bool) -> SimpleNamespace:
+    """What pprint asks of a dataclass, and the standard decorator of its bases."""
+    return SimpleNamespace(init=True, repr=True, eq=eq, order=False, unsafe_hash=False, frozen=frozen, slots=slots)
+
+
 def _with_slots(cls: type, own: Iterable[str], space: dict[str, Any]) -> type:
     """The class anew: slots must be there when it is made."""
     kept = {name: value for name, value in cls.__dict__.items() if name not in own and name not in ("__dict__", "__weakref__")}
@@ -58,7 +64,7 @@ def _with_slots(cls: type, own: Iterable[str], space: dict[str, Any]) -> type:
 def _field(cls: type, name: str, kind: Any) -> dataclasses.Field[Any]:
     default = cls.__dict__.get(name, dataclasses.MISSING)
     made: dataclasses.Field[Any] = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
-    made.name, made.type = name, kind
+    made.name, made.type, made.kw_only = name, kind, False
     made._field_type = dataclasses._FIELD  # type: ignore[attr-defined]
     return made
 
