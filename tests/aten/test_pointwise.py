@@ -25,3 +25,10 @@ def test_cosh_is_eagers_where_its_loops_disagree(elements, value):
         torch.testing.assert_close(jitted(ours), expected, rtol=3e-7, atol=0, equal_nan=True)
         assert torch.equal(torch.rand(1), after)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.int16])
+@pytest.mark.parametrize("elements", [4, 37])
+def test_cosh_of_what_is_computed_in_float32_is_eagers_too(elements, dtype):
+    x = torch.full((elements,), 89, dtype=dtype)
+    torch.testing.assert_close(thermit.jit(torch.cosh)(x), torch.cosh(x))

@@ -56,7 +56,7 @@ def cosh(self: Node) -> Node:
     """Between 88.72 and 89.42 only the halving keeps float32 from overflow, and the call is eager's: its vector loop overflows there on some
     processors and its scalar loop does not, so that one row may hold both."""
     (x,) = operands(self, kind="float")
-    if self.dtype is FLOAT32:
+    if x.dtype is FLOAT32:
         size = b.abs_(x)
         x = b.check(x, b.not_(b.and_(b.gt(size, 88.7), b.lt(size, 89.5))))
     return rounded(b.cosh(x), float_type(self.dtype))
