@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+import thermit
 from tests.aten.rows import agrees, aten, declines, inf, nan, numbers
 
 torch.manual_seed(3)
@@ -85,3 +86,29 @@ def test_nearest_at_odds_with_its_sizes_is_declined():
 
 def test_linear_of_integers_is_declined():
     assert declines(aten.upsample_bilinear2d.default, X.to(torch.uint8), [4, 4], False)
+
+
+@pytest.mark.parametrize(
+    "pool", [lambda x: torch.max_pool1d(x, 2), torch.nn.MaxPool1d(3, 2, 1), lambda x: torch.nn.functional.max_pool1d(x * 2, 3, dilation=2) + 0]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_max_pool_of_one_axis_has_a_kernel_of_its_own(pool, dtype):
+    """Its results are contiguous; those of the two-dimensional pool, over the same memory in the same call, follow their operand."""
+    for x in (torch.randn(2, 8, 3).transpose(1, 2), torch.randn(1, 8, 3).transpose(1, 2), torch.randn(8, 3).t(), torch.randn(2, 3, 8)):
+        x = x.to(dtype)
+
+        def both(x):
+            flat = torch.nn.functional.max_pool2d(x[..., None, :].float(), (1, 2))
+            return flat, pool(x), flat * 1
+
+        for got, want in zip(thermit.jit(both, strict=True)(x), both(x), strict=True):
+            assert torch.equal(got, want)
+            assert got.stride() == want.stride()
+            assert got.dtype is want.dtype
+
+
+def test_max_pool_of_one_axis_refuses_integers():
+    x = torch.ones(2, 3, 8, dtype=torch.int32)
+    for pool in (lambda x: torch.max_pool1d(x, 2), thermit.jit(lambda x: torch.max_pool1d(x, 2))):
+        with pytest.raises(NotImplementedError, match="max_pool1d_impl"):
+            pool(x)

@@ -15,6 +15,8 @@ from thermit.capture.standin import READS, TOUCHES, StandIn, is_stand_in
 class Blind:
     """A watch that knows no tensor."""
 
+    native = ""
+
     def find(self, tensor):
         return None
 

@@ -52,6 +52,7 @@ _IMPURE_MODULES = frozenset(("time", "posix", "nt", "_io", "io", "_socket", "sel
 _IMPURE_BUILTINS = frozenset(("print", "input", "open", "breakpoint", "start_new_thread", "exec", "eval"))
 _IMPURE_SETTINGS = frozenset(("get_num_threads", "get_num_interop_threads", "set_num_threads", "set_num_interop_threads", "set_flush_denormal"))
 _GENERATOR_READS = frozenset(("manual_seed", "seed", "set_state", "get_state", "initial_seed", "set_offset", "get_offset"))
+_OWN_KERNELS = frozenset(("max_pool1d",))  # what the dispatcher shows of them is another way to the same values
 _CLOCKS = frozenset(("now", "today", "utcnow"))
 VALUE_READS = frozenset(("tolist", "numpy", "data_ptr", "__array__", "__dlpack__", "_to_dlpack", "untyped_storage", "storage"))
 _OWN_READS = frozenset(("storage_offset", "_is_view", "is_set_to", "is_pinned"))
@@ -111,6 +112,7 @@ class Watcher:
         self._nested: set[Any] = set()
         self._writes: dict[str, str] = {}
         self._own: dict[str, str] = {}  # facts that only a tensor itself knows and that code which ran names: where
+        self.native = ""
         self._tries = self._walks = False
         self._before = ambient()
         self._profiler: Any = None  # the one that was active
@@ -192,6 +194,8 @@ class Watcher:
             self._importing = frame
         elif event == "c_call":
             self._native_call(frame, arg)
+        elif event == "c_exception":
+            self.native = ""
         elif event == "call":
             origin = code_origin(frame.f_code)
             if origin >= MODULES:
@@ -444,6 +448,8 @@ class Watcher:
     def _native_call(self, frame: FrameType, function: Any) -> None:
         owner = getattr(function, "__self__", None)
         name = getattr(function, "__name__", "")
+        if name in _OWN_KERNELS:
+            self.native = name
         if name in _WARNS and function.__module__ == "_warnings":
             self._warning_filters()
         if code_origin(frame.f_code) is LIBRARY:  # torch.get_rng_state, fork_rng, ...: draws so far must have been made

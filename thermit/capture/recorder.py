@@ -29,6 +29,7 @@ from thermit.capture.signature import Source
 from thermit.capture.specs import tensor_facts
 from thermit.capture.standin import StandIn, is_stand_in, leaked
 from thermit.capture.storage import CannotWrite, Cell, Geometry, disjoint
+from thermit.capture.strides import suggests_channels_last
 from thermit.errors import DataDependentError, LeakedStandInError, TypeRuleError, UnsupportedError
 from thermit.ir import build as b
 from thermit.ir.node import Node
@@ -174,6 +175,8 @@ class Recorder(LiveMode):
             check_options(kwargs)
         if self.differentiable:
             self._grad_check(args, kwargs)
+        if func is aten.max_pool2d_with_indices.default and self.watcher.native:
+            args = self._pooled_in_rows(args)
         match info.treatment:
             case "functional":
                 result = self._functional(info, func, args, kwargs)
@@ -230,6 +233,17 @@ class Recorder(LiveMode):
         named = {k: self._metas(a) for k, a in kwargs.items()}
         device = info.takes_device and (not info.takes_tensors or kwargs.get("device") is not None)
         return infer(func, metas, named, pointwise=info.pointwise, device=device)
+
+    def _pooled_in_rows(self, args: Any) -> Any:
+        """The arguments of a max_pool1d that shows as two-dimensional: its own kernel, which runs without gradients, gives contiguous results."""
+        self.watcher.native = ""
+        pooled = self.adopt(args[0])
+        if not pooled.dtype.is_floating_point:
+            raise Restart("max_pool1d of integers, which its kernel refuses")
+        geometry = pooled.geometry
+        if not suggests_channels_last(geometry):
+            return args
+        return self._one(aten.clone.default, args[:1], {"memory_format": torch.contiguous_format}), *args[1:]
 
     def _functional(self, info: Overload, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         if func is aten.native_batch_norm.default and args[3] is not None and args[5]:

@@ -100,7 +100,12 @@ class Recording:
 
 
 class Watcher(Protocol):
-    """What the recorder asks of the watch on Python values (facts.Watcher)."""
+    """What the recorder asks of the watch on Python values (facts.Watcher).
+
+    `native`: name of the C function that runs, of those whose own kernel the dispatcher does not show; "" for all others.
+    """
+
+    native: str
 
     def find(self, tensor: torch.Tensor) -> Source | None: ...
     def pause(self) -> None: ...
