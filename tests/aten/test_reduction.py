@@ -34,3 +34,12 @@ def test_at_least_as_accurate_as_eager(name, columns, mean):
     (worst, usual), (eager_worst, eager_usual) = errors(thermit.jit(function)(x), true), errors(function(x), true)
     assert worst <= max(1.5 * eager_worst, 2.0)  # units: one is what rounding the result may take
     assert usual <= max(1.25 * eager_usual, 0.35)
+
+
+@pytest.mark.parametrize("rows", [20, 32, 48, 63, 64, 100, 130, 1000])
+def test_sums_of_an_axis_between_others_are_as_accurate(rows):
+    """Eager adds 16 at a time; so do we where an axis is not much longer, as each term more is an error more."""
+    x = torch.rand(40, rows, 50, generator=torch.Generator().manual_seed(rows)) + 3
+    true = x.double().sum(1)
+    (_, usual), (_, eager_usual) = errors(thermit.jit(lambda x: x.sum(1))(x), true), errors(x.sum(1), true)
+    assert usual <= 1.2 * eager_usual

@@ -40,7 +40,7 @@ SEVERAL_LOOP = 1 << 18  # ... and half as long again to compile, which so many i
 PARALLEL_EXTENT = 32  # a parallel loop of fewer iterations is made longer from what is inside
 CHUNK_ELEMS = 4096  # of an inner vector loop, when it is shared between iterations of the parallel loop
 SUM_ELEMS = 2048  # of a block of a long float32 sum in the lanes of a register
-SUM_TERMS = 32  # of a block of a float32 sum one after the other: as accurate as eager's cascade, 1/32 of the additions in float64
+SUM_TERMS = 32  # of a block of a float32 sum one after the other (half of it in short sums): as accurate as eager's cascade of 16
 GATHER = 3.0  # cycles a lane of a gather or scatter
 APART = 2.0  # cycles a register of what lies between lanes that are two to four elements apart
 CYCLE_NS = 0.3
@@ -305,8 +305,9 @@ def _refined(loop: For, outer: dict[Node, int], indices: Indices) -> tuple[Stmt,
 def _in_blocks(loop: For, extent: int) -> For:
     """A long float32 sum: the sums of blocks, then their sum in float64, so that no partial sum takes many terms."""
     sums = any(a.combine is p.ADD and a.local.dtype is FLOAT32 for a in loop.accs)
-    size = SUM_ELEMS if loop.mode == "vector" else SUM_TERMS
-    if not sums or extent < 2 * size or any(a.combine in (None, p.ARGMAX, p.ARGMIN) for a in loop.accs):
+    size = SUM_ELEMS if loop.mode == "vector" else SUM_TERMS if extent >= 4 * SUM_TERMS else SUM_TERMS // 2
+    least = 2 * size if loop.mode == "vector" else size + 1
+    if not sums or extent < least or any(a.combine in (None, p.ARGMAX, p.ARGMIN) for a in loop.accs):
         return loop
     name = loop.index.attrs.name
     block, blocks = build.index(name + "b"), -(-extent // size)
