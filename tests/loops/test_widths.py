@@ -8,7 +8,7 @@ from tests.loops.graphs import graph_of, inputs_of, softmax
 from thermit.codegen.target import Target, x86_target
 from thermit.ir import build as b
 from thermit.ir.node import Graph
-from thermit.ir.types import FLOAT32
+from thermit.ir.types import FLOAT32, INT64
 from thermit.loops.lower import lower
 from thermit.loops.nest import For
 from thermit.loops.tile import tile
@@ -48,3 +48,13 @@ def test_rows_count_together(level: str) -> None:
     for rows, heavy in ((8, 1), (1024, 2)):
         (x,) = inputs_of(((rows, 1024), FLOAT32))
         assert registers(graph_of((x,), (softmax(x, 1),)), target) == [2, heavy, 2]
+
+
+@pytest.mark.parametrize("level", ["sse4", "avx2", "avx512"])
+def test_bodies_that_read_lane_by_lane_take_one_register(level: str) -> None:
+    for places, expected in ((3, 2), (4, 1)):
+        x, *at = inputs_of(((64,), FLOAT32), *[((4096,), INT64)] * places)
+        total = b.gather(x, (at[0],))
+        for where in at[1:]:
+            total = b.add(total, b.gather(x, (where,)))
+        assert registers(graph_of((x, *at), (total,)), x86_target(level)) == [expected]

@@ -37,6 +37,7 @@ LONG_LOADS = 4  # of such a body: with more, two registers a value spill
 REGISTERS = 2  # a value of the widest type takes so many: enough to hide the latency of dependent operations
 SEVERAL = 50.0  # instructions of several functions: four registers a value, a tenth less time (chain, mish; one function gains nothing) ...
 SEVERAL_LOOP = 1 << 18  # ... and half as long again to compile, which so many iterations pay back within some fifty calls
+MOST_GATHERED = 3  # loads of a body lane by lane; with more one register a value: no lane waits for another, and each is code of its own (image: 1/4)
 PARALLEL_EXTENT = 32  # a parallel loop of fewer iterations is made longer from what is inside
 CHUNK_ELEMS = 4096  # of an inner vector loop, when it is shared between iterations of the parallel loop
 SUM_ELEMS = 2048  # of a block of a long float32 sum in the lanes of a register
@@ -196,10 +197,16 @@ class Weigher:
                 counts[s.value.dtype.bits] = counts.get(s.value.dtype.bits, 0.0) + 1
         bits = max(counts, key=lambda k: (counts[k], k), default=32)
         bits = max(bits, max(counts, default=8) // 2)
-        width = _registers_for(work) * self.vector_bits // bits
+        registers = 1 if self.gathered(work, work.loop.index) > MOST_GATHERED else _registers_for(work)
+        width = registers * self.vector_bits // bits
         while width > 2 and width // 2 >= work.extent:
             width //= 2
         return max(width, 2)
+
+    def gathered(self, work: Work, index: Node) -> int:
+        """Loads that take their lanes one by one."""
+        loads = [node.args[0] for node in work.nodes if node.prim is p.LOAD]
+        return sum(self.step(offset, index) is None for offset in loads) + sum(self.gathered(c, index) for c in work.children)
 
     def is_data(self, node: Node) -> bool:
         """Whether int64 arithmetic is on data and not on addresses."""
