@@ -78,8 +78,10 @@ def test_it_does_not_matter_where_the_first_call_is_made():
 SCRIPT = """
 import sys
 import torch, thermit
-from thermit.runtime import torch_abi
+from thermit.runtime import library, torch_abi
 torch_abi._MANGLED["wrap"] = "_ZNothing"
+torch_abi._cache.clear()  # as if thermit were imported only now
+library._made.clear()
 f = thermit.jit(lambda x, y: ((x * 2).sin() + y, (x @ y).relu(), x.add_(1)))
 for _ in range(3):
     x, y = torch.randn(4, 4), torch.randn(4, 4)
