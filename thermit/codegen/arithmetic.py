@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from thermit.ir.build import add, and_, bitcast, cast, const, div, fma, gt, like, lt, mul, ne, neg, or_, shl, shr, sub, where, xor
+from thermit.ir.build import add, and_, bitcast, cast, const, div, fma, gt, like, lt, mul, ne, neg, or_, shl, shr, sub, where
 from thermit.ir.node import Node
 from thermit.ir.types import FLOAT32, FLOAT64, INT32, INT64, UINT32, UINT64, DType
 
@@ -134,11 +134,6 @@ def powers_of_two(shifted: Node) -> Pair:
     n = bits(shifted)
     half = and_(shl(n, integer(places - 1, shifted)), integer(exponents, shifted))
     return from_bits(half), from_bits(sub(shl(n, integer(places, shifted)), half))
-
-
-def negate_if_odd(x: Node, n: Node) -> Node:
-    """x, its sign changed where the integer n is odd."""
-    return from_bits(xor(bits(x), shl(n, integer(x.dtype.bits - 1, x))))
 
 
 def with_sign_of(x: Node, y: Node) -> Node:
