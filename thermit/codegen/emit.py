@@ -329,7 +329,6 @@ class Kernel(ExpressionWriter):
         """`running[k]` holds the accumulators of acc k, one for each copy; in the masked steps only the first is used."""
         writes = self.writes_of(body)
         multiple = 1 if bounds.last is not None or bounds.aligned is not None else width
-        self._aligned = bounds.aligned
         self.place_constants(exprs_of(body) + [parts[0].acc.value for parts in running])
 
         def main(at: str) -> list[list[str]]:
@@ -358,28 +357,16 @@ class Kernel(ExpressionWriter):
                 self.steps.enter(None)
             return states
 
-        def edge(side: str) -> list[list[str]]:
-            with self.scope(writes):
-                at = self.op(f"mul i64 {side}, {bounds.edge}")
-                self._only = self._edge_mask(side, at, bounds, width)
-                self.steps.enter(Lanes(index, width, at, self.innermost, None, 1))
-                self._body(body)
-                states = [advanced(self, r, at) for r in firsts]
-                self.steps.enter(None)
-            self._only = None
-            return states
-
         def once(at: str, stop: str) -> None:
             for r, state in zip(firsts, masked(at, stop), strict=True):
                 r.values = state
             self.forget(writes)
 
         if bounds.edge is not None:
-            self._aligned = None
-            self._counted(firsts, "0", "2", 1, writes, edge, True)
-            self._aligned = bounds.aligned
+            self._ends(index, width, firsts, body, bounds)
         elif bounds.aligned is not None:
             once("0", bounds.start)
+        self._aligned = bounds.aligned
         if bounds.has_main:
             flat = [r for parts in running for r in parts]
             always = bounds.is_constant or bounds.aligned is not None
@@ -410,6 +397,23 @@ class Kernel(ExpressionWriter):
         left = self.op(f"trunc i64 {self.op(f'sub i64 {stop}, {at}')} to i32")
         ramp = ", ".join(f"i32 {k}" for k in range(width))
         return self.op(f"icmp sgt {vector('i32', width)} {self.splat(left, 'i32', width)}, <{ramp}>")
+
+    def _ends(self, index: Node, width: int, running: list[Running], body: tuple[Stmt, ...], bounds: Range) -> None:
+        """Both ends of a row, computed whole and stored in part."""
+        writes = self.writes_of(body)
+
+        def end(side: str) -> list[list[str]]:
+            with self.scope(writes):
+                at = self.op(f"mul i64 {side}, {bounds.edge}")
+                self._only = self._edge_mask(side, at, bounds, width)
+                self.steps.enter(Lanes(index, width, at, self.innermost, None, 1))
+                self._body(body)
+                states = [advanced(self, r, at) for r in running]
+                self.steps.enter(None)
+            self._only = None
+            return states
+
+        self._counted(running, "0", "2", 1, writes, end, True)
 
     def _edge_mask(self, side: str, at: str, bounds: Range, width: int) -> str:
         """Of the step at 0 (side 0) the lanes below `start`, of the one that ends at `stop` (side 1) those from `whole` on."""
