@@ -23,6 +23,7 @@ from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node
 from thermit.ir.prims import PRIMS, Prim
 from thermit.ir.types import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, FLOAT64, DType, TensorType
+from thermit.passes.zeros import zeros_behind
 from thermit.rewrite import Rewriter, Rule, Rules, rule
 
 MANTISSA_BITS = {FLOAT64: 53, FLOAT32: 24, FLOAT16: 11, BFLOAT16: 8}
@@ -30,7 +31,9 @@ MANTISSA_BITS = {FLOAT64: 53, FLOAT32: 24, FLOAT16: 11, BFLOAT16: 8}
 
 def simplify(graph: Graph, fired: Counter[str]) -> Graph:
     """The graph after all rules; `fired` counts them by name."""
-    return graph.map_roots(Rewriter(RULES, fired))
+    moved = zeros_behind(graph)
+    fired.update({"zeros behind": 1} if moved is not graph else {})
+    return moved.map_roots(Rewriter(RULES, fired))
 
 
 def when(condition: bool, node: Callable[[], Node]) -> Node | None:
@@ -85,72 +88,6 @@ ARITHMETIC = Rules([
     rule("ceil ceil", lambda x: r.ceil(r.ceil(x)), lambda x: b.ceil(x)),
     rule("trunc trunc", lambda x: r.trunc(r.trunc(x)), lambda x: b.trunc(x)),
     rule("round round", lambda x: r.round_(r.round_(x)), lambda x: b.round_(x)),
-])  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------- zero times something
-def is_never_minus_zero(x: Node) -> bool:
-    """A sum is -0.0 only if both operands are: a difference that cancels is 0.0."""
-    stack = [x]
-    for _ in range(32):
-        if not stack:
-            return False
-        x = stack.pop()
-        if x.prim is p.CONST and x.attrs.value != 0:
-            return True
-        if x.prim is p.ADD:
-            stack += x.args
-    return False
-
-
-def _has_zero(x: Node, z: Node) -> bool:
-    """Whether a sum adds z already, outermost or below other zeros."""
-    while x.prim is p.ADD:
-        if z in x.args:
-            return True
-        inner = [a for a in x.args if not _is_zero(a)]
-        if len(inner) != 1:
-            return False
-        x = inner[0]
-    return False
-
-
-def _is_zero(x: Node) -> bool:
-    """0.0 times something: 0.0, -0.0, or nan where that is infinite or nan."""
-    return x.prim is p.MUL and x.dtype.is_float and any(b.is_const(a, 0.0) for a in x.args)
-
-
-def _zero_once(a: Node, x: Node, d: Node) -> Node | None:
-    z = b.mul(x, 0.0)
-    if not x.dtype.is_float or not is_never_minus_zero(a):
-        return None
-    if _is_zero(d):
-        return b.add(a, z) if d is z or _has_zero(a, d) else None
-    return b.add(b.add(a, d), z)
-
-
-def _zero_behind(a: Node, x: Node, y: Node, d: Node) -> Node | None:
-    z = b.mul(x, 0.0)
-    known = x.dtype.is_float and is_never_minus_zero(a) and is_never_minus_zero(d)
-    return b.add(b.add(b.mul(a, y), d), z) if known else None
-
-
-def _zero_examples() -> Iterator[Node]:
-    for dtype in (FLOAT32, FLOAT64):
-        x, y = (b.graph_input(k, TensorType((997,), dtype)) for k in range(2))
-        first = b.add(b.mul(x, 0.0), 1.5)
-        yield b.add(first, y)
-        yield b.add(b.mul(first, x), -0.75)
-        yield b.add(b.mul(first, y), -0.75)
-        second = b.add(b.mul(b.add(b.mul(first, x), -0.75), x), 3.0)
-        yield b.add(b.mul(b.add(second, b.mul(y, 0.0)), y), b.add(b.mul(x, 0.0), 2.0))
-
-
-# Horner's scheme that begins with zeros (total = total * x + c) adds 0.0 * x to every first coefficient, only so that nan and inf are not
-# lost.  It is as good behind the polynomial, once for all of them.
-ZEROS = Rules([
-    rule("zero once", lambda a, x, d: r.add(r.add(a, r.mul(x, 0.0)), d), _zero_once, _zero_examples),
-    rule("zero behind", lambda a, x, y, d: r.add(r.mul(r.add(a, r.mul(x, 0.0)), y), d), _zero_behind, _zero_examples),
 ])  # fmt: skip
 
 
@@ -317,4 +254,4 @@ def _fold(prim: Prim) -> Rule:
 _FOLDED = [prim for prim in PRIMS.values() if prim.kind == "map" and prim.ref is not None and prim is not p.WHERE]
 CONSTANTS = Rules(map(_fold, _FOLDED))
 
-RULES = CONSTANTS + ARITHMETIC + ZEROS + LOGIC + CASTS + VIEWS
+RULES = CONSTANTS + ARITHMETIC + LOGIC + CASTS + VIEWS
