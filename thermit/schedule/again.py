@@ -73,6 +73,8 @@ class Weighing:
         whole = Place(labels, tuple(k if n != 1 else 0 for k, n in zip(self.axes, shape, strict=True)))
         self.find([(r.node, whole) for r in roots if r.node.shape == shape])
         self.enclose(labels)
+        self.code = self.written_out()
+        self.trips: dict[Labels, float] = {}
         self.runs = {node: sum(map(self.times, places.values())) for node, places in self.places.items()}
 
     def key(self, meaning: Hashable) -> int:
@@ -187,11 +189,15 @@ class Weighing:
 
     # ------------------------------------------------------------------ work
     def times(self, place: Place) -> float:
-        mask = self.found.closed(place.labels)
-        for variable, outer in self.enclosing.items():
-            if mask & variable:
-                mask |= outer
-        return self.found.trips(mask) * place.share
+        labels = place.labels
+        trips = self.trips.get(labels)
+        if trips is None:
+            mask = self.found.closed(labels)
+            for variable, outer in self.enclosing.items():
+                if mask & variable:
+                    mask |= outer
+            trips = self.trips[labels] = self.found.trips(mask)
+        return trips * place.share
 
     def reads(self, node: Node) -> float:
         """What reading a buffer costs."""
@@ -204,9 +210,9 @@ class Weighing:
                 total += self.reads(node)
             elif node.prim.kind == "map":
                 total += runs * cost_of(node)
-        return total + COST_CODE * max(0, self.code() - LIMIT_CODE)
+        return total + COST_CODE * max(0, self.code - LIMIT_CODE)
 
-    def code(self) -> int:
+    def written_out(self) -> int:
         """Operations as they are written out: an inline value once for each place."""
         mine = (n for n in self.places if n.prim.kind == "map" and (n not in self.leaves or n is self.root.node))
         return sum(cost_of(n) * len(self.places[n]) for n in mine)
@@ -216,7 +222,7 @@ class Weighing:
         roots = (self.root.node,)
         moved = {a for n in self.places if n.prim.kind != "map" and (n not in self.leaves or n in roots) for a in n.args}
         maps = (n for n in moved if n.prim.kind == "map" and n not in self.leaves and n not in roots and n.type.numel > 1)
-        long = self.code() > LIMIT_CODE
+        long = self.code > LIMIT_CODE
 
         def is_repeated(n: Node) -> bool:
             places = self.places[n]
@@ -226,7 +232,7 @@ class Weighing:
 
     def waste(self, node: Node) -> float:
         """What computing a map more than once, and writing it out more than once in a long kernel, costs."""
-        written = COST_CODE * (len(self.places[node]) - 1) if self.code() > LIMIT_CODE else 0
+        written = COST_CODE * (len(self.places[node]) - 1) if self.code > LIMIT_CODE else 0
         return (max(0.0, self.runs[node] - node.type.numel) + written) * cost_of(node)
 
     def candidates(self) -> list[tuple[float, Node]]:
