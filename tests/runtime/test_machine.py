@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -106,3 +109,26 @@ def test_assembly_for_another_processor_uses_its_registers() -> None:
     assert "zmm" in assembly(text, x86_target("avx512"))
     assert "ymm" in assembly(text, x86_target("avx2")) and "zmm" not in assembly(text, x86_target("avx2"))
     assert "ymm" not in assembly(text, x86_target("sse2"))
+
+
+WITHOUT_CODE = """
+import warnings
+import torch
+import llvmlite.binding as llvm
+
+def refuse(*_):
+    raise RuntimeError("no memory may be executable")
+
+llvm.JITLibraryBuilder.link = refuse
+import thermit
+
+with warnings.catch_warnings(record=True) as met:
+    warnings.simplefilter("always")
+    assert thermit.jit(lambda x: x + 1)(torch.ones(2)).tolist() == [2.0, 2.0]
+assert "no memory may be executable" in str(met[0].message)
+"""
+
+
+def test_where_no_code_can_be_linked_everything_is_eager() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_CODE], capture_output=True, text=True, env={**os.environ, "THERMIT_RAISE": ""})
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """The native part of the runtime, linked once per process: pool, threads, launches, guards, the entry.
 
-`runtime()` links it at its first call and gives it, or None where PyTorch's binary interface is not as expected.
+`runtime()` links it at its first call and gives it, or None where PyTorch's binary interface is not as expected or nothing can be linked.
 """
 
 from __future__ import annotations
@@ -34,13 +34,21 @@ class Runtime:
 
 
 def runtime() -> Runtime | None:
-    """The native part, linked at the first call; None if it does not fit this PyTorch (see torch_abi.mismatch)."""
+    """The native part, linked at the first call; None if it does not fit this PyTorch (see torch_abi.mismatch) or cannot be linked."""
     if not _made:
         with _lock:
             if not _made:
                 facts = abi()
-                _made.append(None if facts is None else make(facts, Pool()))
+                _made.append(None if facts is None else _linked(facts))
     return _made[0]
+
+
+def _linked(facts: Abi) -> Runtime | None:
+    """The process's own.  None where no memory may be made executable: kernels cannot be linked there either, and every call says so and is eager."""
+    try:
+        return make(facts, Pool())
+    except RuntimeError:
+        return None
 
 
 def make(facts: Abi, pool: Pool) -> Runtime:
