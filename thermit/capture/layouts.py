@@ -187,6 +187,26 @@ def _unshuffled(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     return result._replace(geometry=model._replace(offset=0)) if empty else result
 
 
+def _softmax(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The meta takes any axis of a tensor without elements, the kernel does not."""
+    rank = max(len(args[0].geometry.sizes), 1)
+    if not -rank <= args[1] < rank:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {args[1]})")
+    return result
+
+
+def _index_put(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The meta does not look at types where there is nothing to put."""
+    if args[0].dtype != args[2].dtype:
+        raise RuntimeError("Index put requires the source and destination dtypes match")
+    return _like(result, args, kwargs)
+
+
+def _reduced(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Without elements, it lies in row-major order."""
+    return _contiguous(result, args, kwargs) if 0 in result.geometry.sizes else result
+
+
 def _convolved(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A convolution over one axis is one over two, of which the backend decides the format: PyTorch itself is asked."""
     sizes = result.geometry.sizes
@@ -220,7 +240,6 @@ CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any], dict[str, Any]], Any]]
             aten.nan_to_num.default,
             aten.index_fill.int_Scalar,
             aten.index_fill.int_Tensor,
-            aten.index_put.default,
             aten.hardtanh.default,
             aten.log_sigmoid_backward.default,
             aten.deg2rad.default,
@@ -297,6 +316,9 @@ CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any], dict[str, Any]], Any]]
     aten.channel_shuffle.default: _shuffled,
     aten.pixel_unshuffle.default: _unshuffled,
     aten.convolution.default: _convolved,
+    aten._softmax.default: _softmax,
+    aten.index_put.default: _index_put,
+    **dict.fromkeys((aten.sum.dim_IntList, aten.prod.dim_int, aten.amax.default, aten.amin.default), _reduced),
 }
 
 

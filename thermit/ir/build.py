@@ -320,14 +320,13 @@ def reduce(prim: Prim, x: Node, axes: Sequence[int]) -> Node:
     if prim in (p.ARGMAX, p.ARGMIN):
         if not (len(axes) == 1 and x.shape[axes[0]] > 0):
             raise TypeRuleError(f"{prim}: {x.type} over {axes}")
-        if x.shape[axes[0]] == 1:
+        if x.shape[axes[0]] == 1 or 0 in shape:
             return const(0, INT64, shape)
         return Node(prim, (x,), Axes(axes), TensorType(shape, INT64))
-    if prim.identity is None:
-        if not all(x.shape[a] for a in axes):
-            raise TypeRuleError(f"{prim}: {x.type} over the empty {axes}")
-    elif any(x.shape[a] == 0 for a in axes):
-        return const(prim.identity, x.dtype, shape)
+    if prim.identity is None and not all(x.shape[a] for a in axes):
+        raise TypeRuleError(f"{prim}: {x.type} over the empty {axes}")
+    if x.type.numel == 0:  # also where the result has no elements: nothing is to be read, not even once for all of them
+        return const(prim.identity or 0, x.dtype, shape)
     kept = tuple(a for a in axes if x.shape[a] != 1)
     if kept != axes:
         if not kept and prim is p.SUM and x.dtype.is_float:
@@ -339,7 +338,7 @@ def reduce(prim: Prim, x: Node, axes: Sequence[int]) -> Node:
 def scan(prim: Prim, x: Node, axis: int) -> Node:
     if not (prim.kind == "scan" and 0 <= axis < x.type.ndim and not x.dtype.is_half):
         raise TypeRuleError(f"{prim}: {x.type} along {axis}")
-    return x if x.shape[axis] == 1 else Node(prim, (x,), Axis(axis), x.type)
+    return x if x.shape[axis] == 1 or x.type.numel == 0 else Node(prim, (x,), Axis(axis), x.type)
 
 
 # ---------------------------------------------------------------------------------------------- index

@@ -170,7 +170,8 @@ class _Builder:
         reads = [self._read(load) for load in kernel.loads]
         writes = [self._store(stored, (number, k) in direct) for k, stored in enumerate(kernel.stores)]
         step = RunKernel(launch.symbol, (*reads, *writes), launch.extent, launch.grain, launch.cost_ns, launch.can_stop)
-        self.steps.append(step)
+        if launch.can_stop or any(stored.node.type.numel for stored in kernel.stores):  # else there is nothing to do, and perhaps no memory to read
+            self.steps.append(step)
 
     def call(self, step: CallStep) -> None:
         attrs = step.node.attrs
