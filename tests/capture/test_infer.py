@@ -243,3 +243,22 @@ def test_answers_are_kept_by_type_and_value():
     for _ in range(2):  # what raises raises again
         with pytest.raises(IndexError):
             infer(aten.cumsum.default, (meta, 5), {}, pointwise=False, device=False)
+
+
+def _convolutions():
+    """Images of every number of axes and filters, each in row-major order and with channels innermost."""
+    formats = {1: [torch.contiguous_format], 2: [torch.contiguous_format, torch.channels_last], 3: [torch.contiguous_format, torch.channels_last_3d]}
+    for axes, of_image, of_filters, dtype, transposed, groups in itertools.product(
+        (1, 2, 3), (0, 1), (0, 1), (torch.float32, torch.float64, torch.bfloat16), (False, True), (1, 2)
+    ):
+        if max(of_image, of_filters) < len(formats[axes]):
+            x = torch.ones(2, 4, *[5] * axes, dtype=dtype).to(memory_format=formats[axes][of_image])
+            w = torch.ones(*((4, 3) if transposed else (6, 4 // groups)), *[2] * axes, dtype=dtype).to(memory_format=formats[axes][of_filters])
+            yield x, w, None, [1] * axes, [0] * axes, [1] * axes, transposed, [0] * axes, groups
+
+
+def test_strides_of_convolutions():
+    for args in _convolutions():
+        made = infer(aten.convolution.default, [describe(a) for a in args], {}, pointwise=False, device=False)
+        expected = aten.convolution.default(*args)
+        assert made == describe(expected), (args[0].shape, args[0].stride(), args[1].stride(), args[0].dtype, args[6:])

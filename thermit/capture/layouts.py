@@ -208,20 +208,23 @@ def _reduced(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _convolved(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A convolution over one axis is one over two, of which the backend decides the format: PyTorch itself is asked."""
+    """The backend decides the format: PyTorch itself is asked.  A convolution over one axis is one over two, of an image in row-major order."""
     sizes = result.geometry.sizes
-    if len(sizes) != 3 or len(args) != 9 or 0 in sizes:
+    if len(sizes) not in (3, 4, 5) or len(args) != 9 or 0 in sizes:
         return result
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
-    image = torch.empty(x.geometry.sizes, dtype=x.dtype).unsqueeze(2)
-    filters = torch.empty_strided(weight.geometry.sizes, weight.geometry.strides, dtype=weight.dtype).unsqueeze(2)
+    image, filters = (torch.empty_strided(m.geometry.sizes, m.geometry.strides, dtype=m.dtype) for m in (x, weight))
     ones = None if bias is None else torch.empty(bias.geometry.sizes, dtype=bias.dtype)
-    two = [1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups
-    backend = torch._C._select_conv_backend(image, filters, ones, *two)
-    if torch._C._conv_determine_backend_memory_format(image, filters, backend) is not torch.channels_last:
-        return result
-    outer, channels, _, inner = channels_last_strides((*sizes[:2], 1, sizes[2]))
-    return result._replace(geometry=Geometry(sizes, (outer, channels, inner), 0))
+    how = stride, padding, dilation, transposed, output_padding, groups
+    if len(sizes) == 3:
+        image, filters = torch.empty_like(image, memory_format=torch.contiguous_format).unsqueeze(2), filters.unsqueeze(2)
+        how = [1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups
+    wide = (*sizes[:2], 1, sizes[2]) if len(sizes) == 3 else sizes
+    backend = torch._C._select_conv_backend(image, filters, ones, *how)
+    found = torch._C._conv_determine_backend_memory_format(image, filters, backend)
+    last = found in (torch.channels_last, torch.channels_last_3d)
+    strides = channels_last_strides(wide) if last else contiguous_strides(wide)
+    return result._replace(geometry=Geometry(sizes, (*strides[:2], *strides[-len(sizes) + 2 :]), 0))
 
 
 # Where PyTorch's metas differ from its CPU kernels.
