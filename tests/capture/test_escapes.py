@@ -91,3 +91,20 @@ def test_a_write_to_an_inference_tensor_is_eagers_error():
     with warnings.catch_warnings(), pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
         warnings.simplefilter("ignore")
         thermit.jit(f)(torch.ones(3))
+
+
+@pytest.mark.parametrize("write", [lambda x, y: x.add_(1), lambda x, y: y.add_(1), lambda x, y: None])
+def test_a_view_of_an_ordinary_tensor_is_ordinary_in_inference_mode(write):
+    def f(x):
+        with torch.inference_mode():
+            y = x[1:]
+            z = y * 2
+            write(x, y)
+        return y, z, x * 3
+
+    jitted = thermit.jit(f)
+    for _ in range(3):
+        mine, its = torch.arange(6.0), torch.arange(6.0)
+        for a, b in zip(jitted(mine), f(its), strict=True):
+            assert torch.equal(a, b) and a.is_inference() == b.is_inference()
+        assert torch.equal(mine, its)

@@ -145,7 +145,11 @@ class Recorder(LiveMode):
         return self._on(Cell(node, geometry, inference=inference and not self.inference), geometry, meta.dtype)
 
     def _on(self, cell: Cell, geometry: Geometry, dtype: torch.dtype) -> StandIn:
-        stand_in = StandIn(self, cell, geometry, DTYPE_OF[dtype], dtype)
+        if torch.is_inference_mode_enabled() and not (self.inference or cell.inference):
+            with torch.inference_mode(False):  # a view of an ordinary tensor is one
+                stand_in = StandIn(self, cell, geometry, DTYPE_OF[dtype], dtype)
+        else:
+            stand_in = StandIn(self, cell, geometry, DTYPE_OF[dtype], dtype)
         self.stand_ins.append(stand_in)
         return stand_in
 
