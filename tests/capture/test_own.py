@@ -149,3 +149,39 @@ def test_a_mark_written_by_the_function() -> None:
 
     jitted = thermit.jit(function)
     assert [float(jitted(x).sum()) for _ in range(4)] == [3.0, 6.0, 9.0, 12.0]
+
+
+G = torch.ones(3)
+
+
+class Masked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", G)
+        self.kept = G
+
+    def which(self, x: torch.Tensor) -> int:
+        return (2 if x is self.mask else 3) * (5 if self.kept is x else 7)
+
+
+def test_whether_an_argument_is_a_tensor_found_outside() -> None:
+    h, masked = G, Masked()
+    functions: tuple[Function, ...] = (
+        lambda x: x * (2 if x is G else 3),
+        lambda x: (x + h) * (2 if x is not h else 3),
+        lambda x: x * masked.which(x),
+        lambda x: x * (2 if G is x else 3) if x is not None else None,
+    )
+    other = torch.ones(3)
+    for function in functions:
+        for order in ((G, other, G), (other, G, other)):
+            jitted = thermit.jit(function)
+            for x in order:
+                assert torch.equal(jitted(x), function(x))
+
+
+def test_is_none_stays_compiled() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        return x + G if y is None else x
+
+    assert torch.equal(thermit.jit(function, strict=True)(torch.ones(3)), torch.full((3,), 2.0))

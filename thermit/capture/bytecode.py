@@ -63,6 +63,7 @@ class Names:
     `strings`: constants that could be names (for getattr and its kin).  `reflects`: attributes are also reached by names that are computed.
     `tries`: it has exception handlers, so an attribute may be asked for that is not there.  `nested`: code written inside.
     `compares_class`: it asks `type(x) is torch.Tensor` or the like, which a stand-in cannot answer.
+    `compared`: names that stand near an `is` (but for `is None` and other constants).
     `writes`: line of the first store to each name; "[]" for a subscript; a closed-over variable by its name.
     """
 
@@ -72,6 +73,7 @@ class Names:
     imports: set[str] = field(default_factory=set)
     strings: set[str] = field(default_factory=set)
     nested: set[CodeType] = field(default_factory=set)
+    compared: set[str] = field(default_factory=set)
     writes: dict[str, int] = field(default_factory=dict)
     reflects: bool = False
     tries: bool = False
@@ -103,6 +105,8 @@ def _scan(code: CodeType) -> Names:
         if op in _GLOBALS and code.co_names[arg >> _SHIFT.get(op, 0)] in BY_NAME:
             found.reflects = found.reflects or not _asks_constant(code, listing, place)
             found.tries = True
+        if op == _IS:
+            found.compared |= _compared(code, listing, place)
         if op in _COMPARES and not found.compares_class:
             found.compares_class = _compares_class(code, listing, place)
     for constant in code.co_consts:
@@ -190,6 +194,15 @@ def _compares_class(code: CodeType, listing: list[tuple[int, int, int]], place: 
     return "Parameter" in names or (listing[place][1] == _IS and (names.count("type") > 1 or "Tensor" in names))
 
 
+def _compared(code: CodeType, listing: list[tuple[int, int, int]], place: int) -> set[str]:
+    """The globals, attributes and closed-over variables that may be a side of the `is` at `place`."""
+    near = [(op, arg) for _, op, arg in listing[max(0, place - 60) : place] if op not in _SILENT][-8:]
+    if near and near[-1][0] == _CONSTANT:
+        return set()
+    names = {code.co_names[arg >> _SHIFT.get(op, 0)] for op, arg in near if op in _GLOBALS or op in _ATTRIBUTES}
+    return names | {_cell_name(code, arg) for op, arg in near if op == _OPS["LOAD_DEREF"]}
+
+
 def _cell_name(code: CodeType, arg: int) -> str:
     """Name of the variable of a STORE_DEREF: its argument counts locals, then cells that are not arguments, then free variables."""
     cells = tuple(c for c in code.co_cellvars if c not in code.co_varnames)
@@ -207,6 +220,7 @@ def _merge(found: Names, inner: Names) -> None:
     found.tries |= inner.tries
     found.reflects |= inner.reflects
     found.compares_class |= inner.compares_class
+    found.compared |= inner.compared
     for name, line in inner.writes.items():
         found.writes.setdefault(name, line)
 

@@ -113,6 +113,7 @@ class Watcher:
         self._writes: dict[str, str] = {}
         self._own: dict[str, str] = {}  # facts that only a tensor itself knows and that code which ran names: where
         self.native = ""
+        self._compared: set[str] = set()
         self._tries = self._walks = False
         self._before = ambient()
         self._profiler: Any = None  # the one that was active
@@ -251,8 +252,7 @@ class Watcher:
         self._fresh.setdefault(id(values), values)  # keeps the ids above from being used again
         self._nested |= names.nested
         if names.compares_class and origin is USER:
-            self.again = not self._frames_done - {done} or holds(tuple(self.objects.guards.values()), self.call) is None
-            self._refuse("compares the class of a tensor with `is` (isinstance can be compiled)", frame)
+            self._refuse_again("compares the class of a tensor with `is` (isinstance can be compiled)", frame, done)
         for name, line in names.writes.items():
             self._writes.setdefault(name, f"{code.co_filename}:{line}")
         if origin is USER:
@@ -269,12 +269,20 @@ class Watcher:
         for value in values:
             roots += self._argument(value)
         self.objects.follow(names, roots, watched=origin is USER)
+        if names.compared and origin is USER and (place := self.objects.named(names.compared)) is not None:
+            self._refuse_again(f"compares {place}, a tensor, with `is`", frame, done)
         while self.objects.cached:
             self._cached(self.objects.cached.pop(), frame)
+
+    def _refuse_again(self, reason: str, frame: FrameType, done: Any) -> None:
+        """Refuses what a stand-in would answer wrongly: the function is to run again from its start."""
+        self.again = not self._frames_done - {done} or holds(tuple(self.objects.guards.values()), self.call) is None
+        self._refuse(reason, frame)
 
     def _asks(self, names: Names, code: CodeType) -> None:
         """Writes down which facts of a tensor's own the code may ask for: of which tensor is known when the trace is over."""
         named = names.attributes | names.strings if names.tries or names.reflects else names.attributes
+        self._compared |= names.compared
         for name in named & _OWN_FACTS:
             self._own.setdefault(name, f"{code.co_filename}:{code.co_firstlineno}")
         self._tries = self._tries or names.tries or names.reflects
@@ -482,6 +490,8 @@ class Watcher:
         guards = tuple(self.objects.guards.values())
         if self.refused is None:
             self._check_unchanged(guards)
+        if self.refused is None and self._compared and (place := self.objects.named(self._compared)) is not None:
+            self.refused, self.where = f"compares {place}, a tensor, with `is`", self._line(None)
         if self.refused is None and self._own and self.objects.has_tensors():
             name, self.where = next(iter(self._own.items()))
             self.refused = f"reads {name}, perhaps of a tensor that is not an argument"

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from thermit.capture.origin import LIBRARY, USER, class_origin
-from thermit.capture.signature import Attr, Call, Cell, Class, Guard, Held, Kind, Source, argument_roots, elements, snapshot
+from thermit.capture.signature import Attr, Call, Cell, Class, Guard, Held, Item, Kind, Source, argument_roots, elements, snapshot
 from thermit.capture.specs import TensorSpec, tensor_facts
 from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze, is_value
 
@@ -183,6 +183,14 @@ class Known:
     def has_tensors(self) -> bool:
         """Whether the trace came upon a tensor that no argument is, or upon a module, whose tensors are many."""
         return bool(self.tensors) or any(issubclass(type(value), torch.nn.Module) for value, _ in self.known.values())
+
+    def named(self, names: set[str]) -> Source | None:
+        """Where a tensor was met under one of these names."""
+        for source, _ in self.entry:
+            name = source.key if isinstance(source, Item) else getattr(source, "name", None)
+            if type(name) is str and (name in names or name.rpartition(".")[2] in names):
+                return source
+        return None
 
     def place(self, value: Any) -> Source | None:
         """Where an object that existed before the call lives, None for an object that the function made."""
