@@ -291,6 +291,7 @@ CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any], dict[str, Any]], Any]]
             aten.native_group_norm.default,
             aten.pixel_shuffle.default,
             aten.replication_pad2d.default,
+            aten.reflection_pad2d.default,
             aten.reflection_pad3d.default,
             aten.replication_pad3d.default,
             aten._upsample_nearest_exact2d.default,
