@@ -47,6 +47,7 @@ CASES = {
     "adaptive_avg_pool3d": (lambda x: F.adaptive_avg_pool3d(x, (2, 2, 2)), image(2, 3, 4, 4, 6)),
     "index_reduce": (lambda x: torch.zeros_like(x).index_reduce(0, torch.tensor([0, 1, 1, 0, 2]), x, "mean"), image(5, 4)),
 }
+TRANSCENDENTAL = {"log_softmax, last axis", "log_softmax, first axis"}
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
@@ -57,4 +58,8 @@ def test_bits_of_eager(name, dtype):
     torch.manual_seed(0)
     operands = make(dtype)
     want, got = function(*operands), thermit.jit(function)(*operands)
-    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    if name in TRANSCENDENTAL:  # the last bit of float32, which may differ, seldom decides how it is rounded; another order of roundings would show often
+        torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=0)
+        assert (got != want).float().mean() < 0.005
+    else:
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
