@@ -58,7 +58,7 @@ def test_bits_of_eager(name, dtype):
     torch.manual_seed(0)
     operands = make(dtype)
     want, got = function(*operands), thermit.jit(function)(*operands)
-    if name in TRANSCENDENTAL:  # the last bit of float32, which may differ, seldom decides how it is rounded; another order of roundings would show often
+    if name in TRANSCENDENTAL:  # the last bit of float32 may differ and seldom decides a rounding; roundings in other places would show often
         torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=0)
         assert (got != want).float().mean() < 0.005
     else:
