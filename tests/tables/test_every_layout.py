@@ -18,6 +18,7 @@ from thermit.capture.strides import Meta
 aten = torch.ops.aten
 ROWS = sorted((op for op in TABLE if overload_of(op).treatment == "functional"), key=str)
 # Batch norm of weights that do not fit gives what it finds; an index of no elements has strides of its own.
+MOST_ELEMS = 2000  # of an operand: larger ones take long
 LEFT_OUT = {aten.native_batch_norm.default, aten._native_batch_norm_legit_functional.default}
 
 
@@ -33,9 +34,10 @@ def leaves(value: Any) -> list[Any]:
 @pytest.mark.parametrize("op", [op for op in ROWS if op not in LEFT_OUT], ids=str)
 def test_results_lie_as_the_kernels_lay_them(op: Any, calls: dict[Any, list[Call]]) -> None:
     info = overload_of(op)
+    compared = 0
     for args, kwargs, _ in calls.get(op) or from_schema(op, [torch.float32]):
         tensors = tensors_in((args, kwargs))
-        if not tensors or any(t.numel() > 600 or t.dtype.is_complex for t in tensors):
+        if not tensors or any(t.numel() > MOST_ELEMS or t.dtype.is_complex for t in tensors):
             continue
         for name, a, k in variants(args, kwargs, cuts=info.pointwise or len(tensors) == 1):  # other kernels may crash at sizes that do not fit
             with warnings.catch_warnings():
@@ -47,6 +49,9 @@ def test_results_lie_as_the_kernels_lay_them(op: Any, calls: dict[Any, list[Call
                     )
                 except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
                     continue  # one of the two refuses it: then the call is eager
+            compared += 1
             for g, w in zip(leaves(got), leaves(want), strict=True):
                 if w is not None and g is not None and not (op is aten.index.Tensor and w.numel() == 0):
                     assert (g.geometry.sizes, g.geometry.strides, g.dtype) == (tuple(w.shape), w.stride(), w.dtype), name
+    if not compared:
+        pytest.skip("no sample of it is small enough and of a type compared here")
