@@ -264,6 +264,8 @@ CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any], dict[str, Any]], Any]]
     **dict.fromkeys((aten.binary_cross_entropy_backward.default, aten.nll_loss2d_backward.default), _like_second),
     **dict.fromkeys(
         (
+            aten.index_add.default,
+            aten.index_copy.default,
             aten.masked_fill.Scalar,
             aten.masked_fill.Tensor,
             aten.pow.Scalar,
