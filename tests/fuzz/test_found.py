@@ -35,6 +35,8 @@ FOUND = [
     # which axes roll joins again
     ("exact", [((8, 1, 1), "int32", "transposed"), ((8, 31, 7), "bfloat16", "plain")],
      "v0 = x0.to(torch.float32).unfold(-2, 1, 1); v1 = torch.minimum(x0, v0) + 0; v2 = v1.roll(-2, -3)", "v2"),
+    # a smaller result over loops that a reduction depends on only through a quotient (the group of a channel)
+    ("smooth", [((5, 8), "float32", "expanded")], "v0 = F.group_norm(x0, 2, x0[0], x0[0]); v1 = torch.stack([v0, x0 * 2], -2)", "v0, v1"),
     # the results of index_add and index_copy are in row-major order
     ("exact", [((1, 1, 9), "uint8", "strided")], "v2 = x0.permute([1, 2, 0]); v4 = v2.index_copy(0, torch.tensor([0]), v2[:1])", "v4"),
     ("exact", [((1, 1, 15, 1), "bool", "transposed")], "v0 = x0.index_copy(0, torch.tensor([0]), x0[:1])", "v0"),

@@ -105,7 +105,7 @@ def _probe(kernel: Kernel, apart: int | None) -> tuple[Pull, tuple[Node | None, 
     shape = main.node.shape
     variables = tuple(None if n == 1 or a == apart else probe.open(build.index(f"d{a}"), n, 1).variable for a, n in enumerate(shape))
     for k, s in sorted(enumerate(kernel.stores), key=lambda item: -item[1].node.type.numel):
-        reduced = {v for _, index, _ in probe.reached for v in index}
+        reduced = {atom for _, index, _ in probe.reached for i in index for atom in _variables(i)}
         whole = s.node.type.numel == main.node.type.numel
         free = [a for a, v in enumerate(variables) if a == apart or (v is not None and (whole or v in reduced))]
         for named in _named(variables, shape, apart):
