@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.codegen.native import run, same
-from tests.exhaustive.reference import LONG, ErrorKernel, batches, compiled, differences, functions, in_long_double, specials, ulps32, ulps64
+from tests.exhaustive.reference import LONG, ErrorKernel, batches, compiled, differences, eager, functions, in_long_double, specials, ulps32, ulps64
 from thermit.codegen.legalize import MATHEMATICS, legalize
 from thermit.codegen.target import host_target
 from thermit.ir import build as b
@@ -23,6 +23,8 @@ from thermit.loops.nest import Acc, Check, For, LoopProgram, Memory, Store, expr
 
 FUNCTIONS = [*functions(1), *functions(2)]
 FLOATS = [FLOAT32, FLOAT64]
+BOUND = 0.6  # of the float32 functions in which it is aimed at; 1 is promised
+AIMED = {"log"}
 
 every_function = pytest.mark.parametrize("prim", FUNCTIONS, ids=str)
 every_float = pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -76,6 +78,9 @@ def test_float32_at_every_exponent(prim: Prim) -> None:
     x = bits.ravel().view(np.float32)
     error, at = at_worst(prim, (x,))
     assert error <= 1, at
+    if prim.name in AIMED:
+        normal = np.abs(eager(prim)(x)) > np.finfo(np.float32).tiny
+        assert errors(prim, (x,))[normal].max() <= BOUND + 0.05
 
 
 @every_function
