@@ -22,7 +22,7 @@ from thermit.ir.build import rebuild
 from thermit.ir.node import Node, toposort
 from thermit.ir.prims import Prim
 from thermit.ir.types import FLOAT32, FLOAT64, DType
-from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
+from thermit.loops.nest import Acc, Check, For, LoopProgram, Product, Stmt, Store, Tile
 
 Function = Callable[..., Node]
 
@@ -92,6 +92,10 @@ class Legalizer:
             case For():
                 extent = s.extent if isinstance(s.extent, int) else self.expression(s.extent)
                 return replace(s, extent=extent, body=tuple(map(self.statement, s.body)), accs=tuple(map(self._acc, s.accs)))
+            case Tile():
+                return s  # addresses and loads only
+            case Product():
+                raise CompileError("a product that was not tiled", advice="This is a fault of thermit's: please report it with explain().")
 
 
 def legalize(program: LoopProgram, target: Target) -> LoopProgram:

@@ -4,6 +4,8 @@
     stmt    ::=  For(index, extent, body, mode, width, accs, ahead)         index runs over 0 .. extent-1
               |  Store(buffer, offset, value, guard)                        where guard (if any) holds
               |  Check(ok)                                                  the program stops (returns 1) unless ok holds
+              |  Product(rows, columns, depth, left, right, local, body)    a matrix product, and what is done with each element; `tile` expands it
+              |  Tile(index, extent, left, right, memory, offset, step)     a part of it, its accumulators in registers
     acc     ::=  Acc(local, combine, init, value, position)                 a value carried by the loop that owns it
     expr    ::=  Node of shape (): map primitives, const, index, local, load
 
@@ -106,7 +108,50 @@ class Check:
     ok: Node
 
 
-Stmt = For | Store | Check
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An index with its range [0, extent)."""
+
+    index: Node
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """For each row i and column j: local = the sum over k of left * right, then `body`.
+
+    `left` reads i and k, `right` k and j, `body` i, j and local.  Stands alone in its program, whose own index is that of the batch.
+    """
+
+    rows: Span
+    columns: Span
+    depth: Span
+    left: Node
+    right: Node
+    local: Node
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """memory[offset + r * step + c] += the sum over `index` of left[r] * right[c] for r < len(left), c < width: fused multiply-adds in the
+    order of the index, all accumulators in registers.
+
+    left[r]   a load, affine in the index: one element for each row
+    right     a load, affine in the index: the first of `width` neighbours
+    """
+
+    index: Node
+    extent: int | Node
+    left: tuple[Node, ...]
+    right: Node
+    memory: str
+    offset: Node
+    step: int
+    width: int
+
+
+Stmt = For | Store | Check | Product | Tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +213,16 @@ def program_text(program: LoopProgram) -> str:
                     lines.append(f"{indent}{s.memory}[{expr_text(s.offset)}] = {expr_text(s.value)}{guard}")
                 case Check():
                     lines.append(f"{indent}check {expr_text(s.ok)}")
+                case Product():
+                    spans = ", ".join(f"{v.index.attrs.name} < {v.extent}" for v in (s.rows, s.columns))
+                    lines.append(f"{indent}product {spans}:")
+                    total = f"sum({s.depth.index.attrs.name} < {s.depth.extent}) {expr_text(s.left)} * {expr_text(s.right)}"
+                    lines.append(f"{indent}  {s.local.attrs.name} = {total}")
+                    walk(s.body, indent + "  ")
+                case Tile():
+                    extent = s.extent if isinstance(s.extent, int) else expr_text(s.extent)
+                    lines.append(f"{indent}tile {len(s.left)} x {s.width}, step {s.step}, {s.index.attrs.name} < {extent}:")
+                    lines.append(f"{indent}  {s.memory}[{expr_text(s.offset)}] += {expr_text(s.left[0])} * {expr_text(s.right)}")
                 case For():
                     mode = "" if s.mode == "serial" else f"  {s.mode}" + (f" x {s.width}" if s.mode == "vector" else "")
                     for a in s.accs:
@@ -195,6 +250,10 @@ def exprs_of(body: tuple[Stmt, ...]) -> list[Node]:
                 roots += [s.offset, s.value] + ([s.guard] if s.guard is not None else [])
             case Check():
                 roots.append(s.ok)
+            case Product():
+                roots += [s.left, s.right, *exprs_of(s.body)]
+            case Tile():
+                roots += [*s.left, s.right, s.offset] + ([s.extent] if isinstance(s.extent, Node) else [])
             case For():
                 roots += [s.extent] if isinstance(s.extent, Node) else []
                 for a in s.accs:

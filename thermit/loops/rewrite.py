@@ -7,7 +7,7 @@ from dataclasses import replace
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
-from thermit.loops.nest import Acc, Check, Stmt, Store
+from thermit.loops.nest import Acc, Check, Product, Stmt, Store, Tile
 
 
 def simplified(node: Node, args: tuple[Node, ...]) -> Node:
@@ -50,7 +50,11 @@ def substitute(body: tuple[Stmt, ...], new: dict[Node, Node]) -> tuple[Stmt, ...
                 return Store(s.memory, expression(s.offset), expression(s.value), None if s.guard is None else expression(s.guard))
             case Check():
                 return Check(expression(s.ok))
+            case Product():
+                return replace(s, left=expression(s.left), right=expression(s.right), body=tuple(statement(t) for t in s.body))
         extent = s.extent if isinstance(s.extent, int) else expression(s.extent)
+        if isinstance(s, Tile):
+            return replace(s, extent=extent, left=tuple(expression(x) for x in s.left), right=expression(s.right), offset=expression(s.offset))
         inner = tuple(statement(t) for t in s.body)
         return replace(s, extent=extent, body=inner, accs=tuple(acc(a) for a in s.accs))
 

@@ -22,7 +22,7 @@ from thermit.loops.ahead import fetched_ahead
 from thermit.loops.blocks import blocked
 from thermit.loops.index import Indices, number
 from thermit.loops.narrow import narrowed
-from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
+from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store, Tile
 from thermit.loops.peel import peel
 from thermit.loops.rewrite import replaced, substitute
 from thermit.records import dataclass
@@ -115,8 +115,10 @@ class Weigher:
             elif isinstance(s, Store):
                 work.stores.append(s)
                 roots += [s.offset, s.value] if s.guard is None else [s.offset, s.value, s.guard]
-            else:
+            elif isinstance(s, Check):
                 roots.append(s.ok)
+            elif isinstance(s, Tile):
+                roots += [*s.left, s.right, s.offset]
         for a in loop.accs:
             roots += [a.value] if a.position is None else [a.value, a.position]
         levels: dict[Node, int] = {}
