@@ -133,7 +133,7 @@ class Maker:
 
     def view(self, x: Node) -> Node:
         r, shape, rank = self.r, x.shape, len(x.shape)
-        choice = r.randrange(8)
+        choice = r.randrange(9)
         if choice == 0 or rank == 0:
             return b.reshape(x, self.factors(x.type.numel))
         if choice == 1:
@@ -155,6 +155,12 @@ class Maker:
             axis = r.randrange(rank)
             parts = [x, self.same(x)] + ([b.slice_(x, [0] * rank, [1] * rank, shape)] if r.random() < 0.3 else [])
             return b.concat(parts, axis)
+        if choice == 8:
+            over = shape[r.randrange(rank) :]
+            strides, dilations = ([r.choice([1, 1, 2, 3]) for _ in over] for _ in range(2))
+            taps = [r.randint(1, min(3, (n - 1) // d + 1)) if n else 1 for n, d in zip(over, dilations, strict=True)]
+            places = [max(0, n - 1 - (k - 1) * d) // s + 1 if n else 0 for n, k, s, d in zip(over, taps, strides, dilations, strict=True)]
+            return b.window(x, tuple(places), tuple(taps), strides, dilations)
         flat = b.reshape(x, (x.type.numel,))
         if x.type.numel < 4:
             return flat

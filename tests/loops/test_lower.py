@@ -86,6 +86,14 @@ def stencil() -> Graph:
     return graph_of((x,), (b.add(x, b.pad(s, (1, 1), (1, 1), 0.0)),))
 
 
+def windows() -> Graph:
+    """Sums and the largest of windows, with padding, strides and dilations; and the windows themselves."""
+    (x,) = inputs_of(((2, 9, 21), F))
+    padded = b.window(b.pad(x, (0, 1, 2), (0, 1, 0), 0.5), (5, 19), (3, 3), (2, 1), (1, 2))
+    plain = b.window(x, (6,), (4,), (2,), (3,))
+    return graph_of((x,), (b.reduce(p.SUM, b.mul(padded, 1.5), (3, 4)), b.reduce(p.AMAX, padded, (3, 4)), b.permute(plain, (3, 0, 1, 2))))
+
+
 def adam() -> Graph:
     w, g, m, v = inputs_of(*(((7, 9), F),) * 4)
     decayed = b.add(g, b.mul(w, 0.1))
@@ -200,7 +208,7 @@ def stack_of_scalars() -> Graph:
 
 NAMED: dict[str, Callable[[], Graph]] = {
     f.__name__: f
-    for f in (rms_norm_with_residual, norm_with_moments, rbf, stencil, adam, swap, shifted_update, row_update, scans, embedding, scatters,
+    for f in (rms_norm_with_residual, norm_with_moments, rbf, stencil, windows, adam, swap, shifted_update, row_update, scans, embedding, scatters,
               argmax_of_equal, booleans, columns, batch_norm, two_outputs_one_value, checked_division,
               stack_between, stack_innermost, stack_as_update, stack_of_scalars)
 }  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from thermit.errors import TypeRuleError
 from thermit.ir import prims as p
 from thermit.ir.node import Node
-from thermit.ir.prims import Axes, Axis, Call, Order, Pad, Prim, Scatter, Slice, Slot, Strided, Symbol, Value
+from thermit.ir.prims import Axes, Axis, Call, Order, Pad, Prim, Scatter, Slice, Slot, Strided, Symbol, Value, Windows
 from thermit.ir.types import BOOL, INT64, DType, Shape, TensorType
 
 
@@ -299,6 +299,23 @@ def strided(x: Node, shape: Shape, strides: Sequence[int], offset: int) -> Node:
     return Node(p.STRIDED, (x,), Strided(strides, offset), x.type.with_shape(shape))
 
 
+def window(x: Node, places: Shape, taps: Shape, strides: Sequence[int], dilations: Sequence[int]) -> Node:
+    """Windows over the last axes: [*lead, *sizes] -> [*lead, *places, *taps], element (o, t) is x[o * stride + t * dilation]."""
+    places, taps, strides, dilations = tuple(places), tuple(taps), tuple(strides), tuple(dilations)
+    lead = x.type.ndim - len(places)
+    if not (lead >= 0 and len(places) == len(taps) == len(strides) == len(dilations)):
+        raise TypeRuleError(f"window: {x.type} by {places}, {taps}")
+    shape = (*x.shape[:lead], *places, *taps)
+    for size, n, k, stride, dilation in zip(x.shape[lead:], places, taps, strides, dilations, strict=True):
+        if not (stride > 0 and dilation > 0 and (n == 0 or k == 0 or (n - 1) * stride + (k - 1) * dilation < size)):
+            raise TypeRuleError(f"window: {n} * {stride} + {k} * {dilation} leaves {x.type}")
+    if x.prim is p.CONST:
+        return const(x.attrs.value, x.dtype, shape)
+    if 0 not in shape and all(n == 1 for n in taps):
+        return reshape(slice_(x, (0,) * x.type.ndim, (1,) * lead + strides, shape[: x.type.ndim]), shape)
+    return Node(p.WINDOW, (x,), Windows(strides, dilations), x.type.with_shape(shape))
+
+
 def flip(x: Node, axes: Sequence[int]) -> Node:
     starts = tuple(max(n - 1, 0) if a in axes else 0 for a, n in enumerate(x.shape))
     return slice_(x, starts, tuple(-1 if a in axes else 1 for a in range(x.type.ndim)), x.shape)
@@ -431,6 +448,9 @@ def rebuild(node: Node, args: tuple[Node, ...]) -> Node:
             return concat(args, a.axis)
         case "strided":
             return strided(args[0], shape, a.strides, a.offset)
+        case "window":
+            rank = len(a.strides)
+            return window(args[0], shape[-2 * rank : -rank], shape[-rank:], a.strides, a.dilations)
         case "check":
             return check(*args)
     if prim.kind == "reduce":

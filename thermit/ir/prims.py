@@ -103,6 +103,14 @@ class Strided:
 
 
 @dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows over the last axes of the arg, one stride and one dilation an axis: element (o, t) is element o * stride + t * dilation."""
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Scatter:
     """How values meet what stands there: "set" (the last in row-major order stays), "add", "mul", "min", "max"."""
 
@@ -295,6 +303,7 @@ SLICE = row("slice", 1, "view", attrs=Slice, result="attrs")
 PAD = row("pad", 2, "view", attrs=Pad, result="attrs")  # x, fill (a scalar of shape ())
 CONCAT = row("concat", None, "view", attrs=Axis, result="attrs")
 STRIDED = row("strided", 1, "view", attrs=Strided, result="attrs")
+WINDOW = row("window", 1, "view", attrs=Windows, result="attrs")  # [*lead, *sizes] -> [*lead, *places, *taps]
 
 # reduce: the axes disappear; accumulates in the type it is given.  Of an empty axis: the identity (max, min, argmax, argmin: not allowed)
 SUM = row("sum", 1, "reduce", np.sum, attrs=Axes, result="attrs", identity=0)

@@ -226,6 +226,11 @@ class Pull:
                 return self.pull(x, tuple(picked), guard)
             case "strided":
                 return self.pull(x, (indices.linear(zip(attrs.strides, index, strict=True), attrs.offset),), guard)
+            case "window":
+                rank = len(attrs.strides)
+                lead = len(index) - 2 * rank
+                both_ways = zip(attrs.strides, index[lead : lead + rank], attrs.dilations, index[lead + rank :], strict=True)
+                return self.pull(x, (*index[:lead], *(indices.linear([(s, o), (d, t)]) for s, o, d, t in both_ways)), guard)
             case "pad":
                 return self.pad(node, index, guard)
         return self.concat(node, index, guard)

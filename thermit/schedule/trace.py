@@ -113,6 +113,10 @@ def below(node: Node, labels: Labels, trace: Trace) -> list[tuple[Node, Labels]]
             return [(args[0], labels), (args[1], ())]
         case "concat":
             return [(a, labels) for a in args]
+        case "window":
+            rank = len(attrs.strides)
+            lead = len(labels) - 2 * rank
+            return [(args[0], (*labels[:lead], *(o | t for o, t in zip(labels[lead : lead + rank], labels[lead + rank :], strict=True))))]
     everything = 0
     for label in labels:
         everything |= label
