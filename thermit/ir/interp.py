@@ -87,14 +87,9 @@ def _view(node: Node, args: Sequence[Array]) -> Array:
                 at = at + step * np.arange(node.shape[axis]).reshape([-1 if k == axis else 1 for k in range(len(node.shape))])
             return x[at]
         case "window":
-            rank = len(a.strides)
-            lead = x.ndim - rank
-            places = [
-                s * np.arange(n)[:, None] + d * np.arange(k)
-                for n, k, s, d in zip(node.shape[lead:-rank], node.shape[-rank:], a.strides, a.dilations, strict=True)
-            ]
-            spread = [at.reshape([at.shape[0] if k == i else at.shape[1] if k == rank + i else 1 for k in range(2 * rank)]) for i, at in enumerate(places)]
-            return x[(..., *spread)] if rank else x
+            lead, along = x.strides[: x.ndim - len(a.strides)], x.strides[x.ndim - len(a.strides) :]
+            steps = [s * k for each in (a.strides, a.dilations) for s, k in zip(along, each, strict=True)]
+            return np.lib.stride_tricks.as_strided(x, node.shape, (*lead, *steps)).copy()
     out = np.full(node.shape, args[1], x.dtype)  # pad
     out[tuple(slice(lo, lo + (n - 1) * (c + 1) + 1, c + 1) for lo, c, n in zip(a.low, a.interior, x.shape, strict=True))] = x
     return out
