@@ -85,6 +85,24 @@ def test_of_an_argument(asked: str) -> None:
         assert torch.equal(jitted(t), function(t))
 
 
+def test_attributes_that_tensors_lack_are_compiled() -> None:
+    """As libraries ask for the classes of other libraries; a stranger may hang one on an argument later."""
+
+    def function(x: torch.Tensor) -> Any:
+        y = x * 2
+        if hasattr(y, "jax") or hasattr(y[1:], "_jax"):
+            return y
+        return y + 1 if hasattr(x, "jax") else y - getattr(x, "other", 3)
+
+    jitted, x, other = thermit.jit(function), torch.ones(3), torch.ones(3)
+    assert torch.equal(thermit.jit(function, strict=True)(x), function(x))
+    other.jax = True  # type: ignore[attr-defined]
+    for t in (x, other, x, other):
+        assert torch.equal(jitted(t), function(t))
+    x.other = 5  # type: ignore[attr-defined]
+    assert torch.equal(jitted(x), function(x))
+
+
 @pytest.mark.parametrize("asked", [*ASKED, "shared"])
 def test_of_the_parameters_of_a_module(asked: str) -> None:
     ask = ASKED.get(asked, lambda t: 2 if t.is_shared() else 3)

@@ -427,6 +427,16 @@ def test_is_compiling_in_this_thread_only_while_tracing():
     assert seen == [True] and torch.compiler.is_compiling() is False
 
 
+def test_the_answer_of_is_compiling_is_used_as_a_bool():
+    def f(x):
+        flag = torch.compiler.is_compiling()
+        flag |= False  # as libraries do
+        answers = (flag | False, False | flag, flag & True, True & flag, flag ^ True, True ^ flag, flag == True, flag != True, not flag)  # noqa: E712
+        return x + sum(k for k, answer in enumerate(answers) if answer)
+
+    assert torch.equal(thermit.jit(f, strict=True)(torch.zeros(1)), torch.full((1,), 0.0 + 1 + 2 + 3 + 6))
+
+
 def test_lines_of_the_user_are_known():
     lines = thermit.jit(write_rows).trace(rand(4, 6)).lines
     names = {line[0].co_name for line in lines.values()}

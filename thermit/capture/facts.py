@@ -104,7 +104,7 @@ class Watcher:
         self.again = False  # the refusal came before anything was done: the function can be called again from the start
         self._told = False
         self.objects = Reach(call)
-        self.find, self.place = self.objects.find, self.objects.place
+        self.find, self.place, self.lacks = self.objects.find, self.objects.place, self.objects.lacks
         self._fresh: dict[int, Any] = {}
         self._cells: dict[int, CellType] = {}
         self._frames: dict[FrameType, Names] = {}

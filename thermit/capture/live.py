@@ -93,6 +93,18 @@ class LiveMode(TorchDispatchMode):
         """The tensor behind an argument's stand-in, asked for its `name`; None where the stand-in itself knows."""
         return self.materialize(stand_in, name) if self._is_argument(stand_in) else None
 
+    def lacks(self, stand_in: StandIn, name: str) -> bool:
+        """Whether the tensor has no attribute of this name, as it is known without looking: made here, or an argument guarded to have none."""
+        if self.state is not TRACING:
+            return False
+        found = [i for i in self.record.inputs if i.stand_in is stand_in and i.source is not None]
+        if any(name in vars(i.tensor) for i in found):
+            return False
+        for i in found:
+            assert i.source is not None
+            self.watcher.lacks(i.source, frozenset((name,)))
+        return True
+
     def outside(self, what: str) -> None:
         """An operation came past the trace, while it was open."""
         if threading.get_ident() == self._thread and self.state is TRACING and not self.strict:

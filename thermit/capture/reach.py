@@ -80,9 +80,14 @@ class Reach(Known):
                 found += self.reach(Attr(source, name), table[name])
             missing = frozenset(hung - table.keys()) if names.tries else frozenset(hung & names.writes.keys() - table.keys())
             if missing:
-                before = self.guards.get((place, "absent"))
-                self.guards[place, "absent"] = Guard(place, "absent", missing if before is None else before.expected | missing)
+                self.lacks(source, missing)
         return found
+
+    def lacks(self, source: Source, names: frozenset[str]) -> None:
+        """Guards that nobody hangs attributes of these names on a tensor."""
+        place = Attr(source, "__dict__")
+        before = self.guards.get((place, "absent"))
+        self.guards[place, "absent"] = Guard(place, "absent", names if before is None else before.expected | names)
 
     def _touch(self, value: Any, names: Names, attributes: set[str]) -> list[Any]:
         kind = type(value)

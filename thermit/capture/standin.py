@@ -31,6 +31,7 @@ class Owner(Protocol):
     def touched(self, stand_in: StandIn) -> None: ...
     def outside(self, what: str) -> None: ...
     def argument(self, stand_in: StandIn, name: str) -> torch.Tensor | None: ...
+    def lacks(self, stand_in: StandIn, name: str) -> bool: ...
     def forward(self, func: Any, args: Any, kwargs: Any) -> Any: ...
     @property
     def is_live(self) -> bool: ...
@@ -102,9 +103,11 @@ class StandIn(torch.Tensor, metaclass=_LikeTensor):
         return _hung(self if real is None else real)
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute that tensors do not have: somebody hung it on the tensor, or it is missing there too; either way eager's answer."""
+        """An attribute that tensors do not have: missing, or somebody hung it on the tensor itself; either way eager's answer."""
         if "owner" not in _hung(self) or (name.startswith("_") and not _asked_by_user()):
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        if self.owner.lacks(self, name):
+            raise AttributeError(f"'{self.__class__.__name__}' object has no attribute {name!r}")
         real = self.owner.materialize(self, name)
         return object.__getattribute__(self, name) if real is None else getattr(real, name)
 

@@ -356,6 +356,26 @@ class _Flag:
         recorder = active()
         return recorder is not None and recorder.is_open
 
+    def __or__(self, other: Any) -> Any:
+        return bool(self) | other
+
+    def __and__(self, other: Any) -> Any:
+        return bool(self) & other
+
+    def __xor__(self, other: Any) -> Any:
+        return bool(self) ^ other
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self) == (bool(other) if isinstance(other, _Flag) else other)
+
+    __ror__, __rand__, __rxor__ = __or__, __and__, __xor__
+
+    def __hash__(self) -> int:
+        return hash(bool(self))
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
 
 _flag: Any = _Flag()
 _before: Any = False
