@@ -8,11 +8,12 @@
     program   link                      what a call runs
 
 `Stages` times, verifies, records and prints each stage; no stage calls another.  Kernels are compiled once per process: equal
-loop programs, of the same or of another function, share machine code.
+loop programs, of the same or of another function, share machine code, and so do programs with the same LLVM text (another number of rows).
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from collections import Counter, OrderedDict
@@ -21,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field, replace
 from typing import Any, TypeVar
 
-from thermit.codegen.emit import emit
+from thermit.codegen.emit import Function, function, module
 from thermit.codegen.legalize import legalize
 from thermit.codegen.target import Target, host_target
 from thermit.config import Config
@@ -42,7 +43,7 @@ from thermit.schedule.plan import Plan
 
 T = TypeVar("T")
 
-CODE_CACHE_KERNELS = 2048  # machine code kept for reuse, by loop program; a kernel is some 4 to 40 KiB
+CODE_CACHE_KERNELS = 2048  # machine code kept for reuse, by loop program and by text; a kernel is some 4 to 40 KiB
 KERNELS_PER_MODULE = 12  # more than this many new kernels are compiled in several modules, on several threads
 
 
@@ -95,6 +96,7 @@ class Compilation:
 
 
 _codes: OrderedDict[tuple[LoopProgram, Target], Code] = OrderedDict()
+_functions: OrderedDict[tuple[bytes, Target], tuple[MachineCode, str]] = OrderedDict()  # by the digest of the text
 _lock = lock()
 
 
@@ -138,28 +140,49 @@ def generate_code(loops: dict[str, LoopProgram], stages: Stages, target: Target)
                 codes[key] = _codes[key]
     new = list({key: None for key in keys.values() if key not in codes})
     if new:
-        costs = [cost(program) for program, _ in new]
-        named = [replace(program, name=f"kernel{i}") for i, (program, _) in enumerate(new)]
-        legal = stages.run("legalize", lambda: [legalize(program, target) for program in named])
-        groups = [legal[i : i + KERNELS_PER_MODULE] for i in range(0, len(legal), KERNELS_PER_MODULE)]
-        texts = stages.run("emit", lambda: [emit(group, target) for group in groups])
-        stages.show(5, "LLVM", lambda: "".join(texts))
-        modules = stages.run("machine", machine_code, texts, target)
-        for i, (key, program, (cost_ns, can_stop)) in enumerate(zip(new, named, costs, strict=True)):
-            launch = Launch(program.name, program.extent, program.width, cost_ns, can_stop)
-            codes[key] = Code(modules[i // KERNELS_PER_MODULE], program.name, launch)
+        launches = [Launch("", program.extent, program.width, *cost(program)) for program, _ in new]
+        legal = stages.run("legalize", lambda: [legalize(program, target) for program, _ in new])
+        texts = stages.run("emit", lambda: [function(program, target) for program in legal])
+        made = stages.run("machine", compiled, texts, target)
+        for key, launch, (machine, symbol) in zip(new, launches, made, strict=True):
+            codes[key] = Code(machine, symbol, replace(launch, symbol=symbol))
+        modules = list(dict.fromkeys(machine for machine, _ in made))
+        stages.show(5, "LLVM", lambda: "".join(m.text for m in modules))
         stages.show(6, "assembly", lambda: "".join(m.assembly() for m in modules))
         with _lock:
             _codes.update((key, codes[key]) for key in new)
-            while len(_codes) > CODE_CACHE_KERNELS:
-                _codes.popitem(last=False)
+            _trim(_codes)
     return {name: codes[key] for name, key in keys.items()}
+
+
+def _trim(cache: OrderedDict[Any, Any]) -> None:
+    while len(cache) > CODE_CACHE_KERNELS:
+        cache.popitem(last=False)
+
+
+def compiled(functions: list[Function], target: Target) -> list[tuple[MachineCode, str]]:
+    """Module and symbol of each function; those of an equal text where there is one."""
+    keys = [(hashlib.sha256(f.body.encode()).digest(), target) for f in functions]
+    with _lock:
+        found = {key: _functions[key] for key in keys if key in _functions}
+        for key in found:
+            _functions.move_to_end(key)
+    new = {key: f for key, f in zip(keys, functions, strict=True) if key not in found}
+    named = {f"kernel{i}": f for i, f in enumerate(new.values())}
+    groups = [dict(list(named.items())[i : i + KERNELS_PER_MODULE]) for i in range(0, len(named), KERNELS_PER_MODULE)]
+    modules = machine_code([module(group, target) for group in groups], target)
+    for i, (key, symbol) in enumerate(zip(new, named, strict=True)):
+        found[key] = modules[i // KERNELS_PER_MODULE], symbol
+    with _lock:
+        _functions.update((key, found[key]) for key in new)
+        _trim(_functions)
+    return [found[key] for key in keys]
 
 
 def machine_code(texts: list[str], target: Target) -> list[MachineCode]:
     """One module a text; several at once where there are several (LLVM releases the GIL)."""
-    if len(texts) == 1:
-        return [MachineCode(texts[0], target)]
+    if len(texts) < 2:
+        return [MachineCode(text, target) for text in texts]
     with ThreadPoolExecutor(max_workers=2) as threads:
         return list(threads.map(lambda text: MachineCode(text, target), texts))
 

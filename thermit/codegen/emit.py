@@ -1,9 +1,10 @@
 """Loop programs -> LLVM IR as text.
 
-What comes in: legalized LoopPrograms (every map primitive has an instruction) and a Target.  What goes out: one module with
-`i32 NAME(ptr %buffers, i64 %begin, i64 %end)` for each: 0 is fine, 1 a failed check.  The one idea: the text is explicit vector
-code in SSA form, hoisted and free of redundancy as it is written (writer.py, expressions.py), so that LLVM has only to choose
-instructions and registers: its optimiser, which is most of its time, does not run.
+What comes in: legalized LoopPrograms (every map primitive has an instruction) and a Target.  What goes out: for each a function
+`i32 NAME(ptr %buffers, i64 %begin, i64 %end)`: 0 is fine, 1 a failed check; and modules of them.  The one idea: the text is explicit
+vector code in SSA form, hoisted and free of redundancy as it is written (writer.py, expressions.py), so that LLVM has only to choose
+instructions and registers: its optimiser, which is most of its time, does not run.  How often a parallel loop runs is said by the caller,
+so programs that differ in that alone often have one text, and share machine code.
 
     for j < 1003: vector x 8              main loop without a mask + one masked step; or, where elements may be done twice,
         o[j] = x[j] + 1                   one loop whose last step is moved back so that it ends at the end
@@ -14,11 +15,11 @@ Invariants: memory is touched only inside its bounds and where guards hold; noth
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from thermit.codegen import access
 from thermit.codegen.accumulate import Running, across, advanced, find_varying, finished, initial, is_argument, is_idempotent, neutral
-from thermit.codegen.expressions import MOST_APART, ExpressionWriter, divides
+from thermit.codegen.expressions import MOST_APART, ExpressionWriter, divides, stored
 from thermit.codegen.lanes import Lanes
 from thermit.codegen.literals import memory_type, vector
 from thermit.codegen.target import Target
@@ -33,11 +34,31 @@ LEAST_ALIGNED = 4  # full steps of a loop that gets a step of its own for alignm
 STREAM = "!99 = !{i32 1}\n"  # of stores that go around the cache
 
 
+@dataclass(frozen=True, slots=True)
+class Function:
+    """LLVM IR of a function: what follows its name.  `helpers`, by their names: private functions and constants of the module, equal where
+    their names are."""
+
+    body: str
+    helpers: dict[str, str]
+
+
+def function(program: LoopProgram, target: Target) -> Function:
+    """LLVM IR of a program."""
+    helpers: dict[str, str] = {}
+    return Function(Kernel(target, helpers, program).text(), helpers)
+
+
+def module(functions: Mapping[str, Function], target: Target) -> str:
+    """LLVM IR of a module with these functions under these names."""
+    helpers = {name: text for f in functions.values() for name, text in f.helpers.items()}
+    texts = (f"define i32 @{name}{f.body}" for name, f in functions.items())
+    return "\n".join((f'target triple = "{target.triple}"\n', access.ZEROS, *helpers.values(), *texts, STREAM))
+
+
 def emit(programs: Sequence[LoopProgram], target: Target) -> str:
     """LLVM IR of a module with one function for each program."""
-    helpers: dict[str, str] = {}
-    functions = [Kernel(target, helpers, program).text() for program in programs]
-    return "\n".join((f'target triple = "{target.triple}"\n', access.ZEROS, *helpers.values(), *functions, STREAM))
+    return module({program.name: function(program, target) for program in programs}, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +449,7 @@ class Kernel(ExpressionWriter):
 
     # ------------------------------------------------------------------ the function
     def text(self) -> str:
+        """What follows the function's name."""
         program, begin, end = self.program, "%begin", "%end"
         if program.mode == "vector":
             self._vector_range(program.index, program.width, 1, [], program.body, self._parallel_range())
@@ -441,20 +463,24 @@ class Kernel(ExpressionWriter):
             self._counted([], begin, end, 1, self.writes_of(program.body), iteration, False)
         # rows may be longer than a guard page: each page is touched in order, so that a stack that is too small faults and nothing else is hit
         probed = '"probe-stack"="inline-asm" ' if any(m.role == "row" for m in program.memories) else ""
-        lines = [f"define i32 @{program.name}(ptr noalias readonly %buffers, i64 %begin, i64 %end) nounwind {probed}{{\nentry:"]
+        lines = [f"(ptr noalias readonly %buffers, i64 %begin, i64 %end) nounwind {probed}{{\nentry:"]
         fence = ["  call void @llvm.x86.sse.sfence()"] if self.streams and self.target.is_x86 else []  # before others read what was written
         lines += self._entry() + self.scopes[0].lines + [*fence, "  ret i32 0"]
         return "\n".join(lines + (["stop:\n  ret i32 1"] if self._can_stop else []) + ["}\n"])
 
     def _parallel_range(self) -> Range:
-        """[begin, end): begin is a multiple of the width, end is one too or the end of all."""
+        """[begin, end): begin is a multiple of the width, end is one too or the end of all.  A last step that is moved back serves
+        every extent, also one that is a multiple of the width; but stores that go around the cache must be aligned."""
         program, width = self.program, self.program.width
-        if program.extent % width == 0:
-            return Range("%begin", "%end", "%end", True, False, False)
         if program.extent < width:
             return Range("%begin", "%begin", "%end", False, True, False)
-        if self._may_overlap(program.body, ()):
-            return Range("%begin", "%end", "%end", True, False, False, str(program.extent - width))
+        is_whole = program.extent % width == 0
+        streams = any(access.may_stream(self.target, self.memories[name], width) for name in stored(program.body))
+        if not (is_whole and streams) and self._may_overlap(program.body, ()):
+            self.here()
+            return Range("%begin", "%end", "%end", True, False, False, self.op(f"sub i64 %end, {width}"))
+        if is_whole:
+            return Range("%begin", "%end", "%end", True, False, False)
         self.here()
         rest = self.op(f"urem i64 {self.op('sub i64 %end, %begin')}, {width}")
         return Range("%begin", self.op(f"sub i64 %end, {rest}"), "%end", True, True, False)

@@ -1,0 +1,61 @@
+"""Machine code that kernels share: the same function at other sizes needs no LLVM, and gives eager's results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import thermit
+from thermit.compiler import Compilation
+
+FUNCTIONS = {
+    "map": (lambda x: torch.where(x < 0, x * x + 1, x.abs() / 2), ((1000,), (1024,), (4099,), (300_001,), (64,))),
+    "map in place": (lambda x: x.add_(1).mul_(x), ((1000,), (1024,), (4099,), (64,))),
+    "casts": (lambda x: x.to(torch.int16) + 1, ((1000,), (1024,), (4099,), (64,))),
+    "softmax": (lambda x: torch.softmax(x, -1), ((400, 100), (401, 100), (3000, 100))),
+    "layer norm": (lambda x: F.layer_norm(x, (100,)), ((400, 100), (401, 100), (3000, 100))),
+}
+
+
+def compiled(function: Any, x: torch.Tensor) -> Compilation:
+    return thermit.jit(function).lower(x).compilation
+
+
+@pytest.mark.parametrize("name", ["map", "casts", "softmax", "layer norm"])
+def test_other_sizes_share_machine_code(name: str) -> None:
+    function, shapes = FUNCTIONS[name]
+    found = [compiled(function, torch.randn(shape)) for shape in shapes]
+    addresses = [[code.module.address(code.symbol) for code in c.codes.values()] for c in found]
+    assert all(a == addresses[0] for a in addresses)
+    assert [code.launch.extent for c in found for code in c.codes.values()] == [shape[0] for shape in shapes]
+
+
+@pytest.mark.parametrize("first", [8, 9, 1000, 1024])
+@pytest.mark.parametrize("name", ["map", "map in place", "casts"])
+def test_code_made_at_one_size_is_right_at_others(name: str, first: int) -> None:
+    function = FUNCTIONS[name][0]
+    jitted = thermit.jit(function, max_variants=100)
+    jitted(torch.randn(first))
+    for n in (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 1000, 1024, 4099, 300_001):
+        x = torch.randn(n)
+        torch.testing.assert_close(jitted(x.clone()), function(x.clone()), rtol=0, atol=0)
+
+
+def test_stores_around_the_cache_stay_aligned() -> None:
+    """A result so large that it is streamed is written by code of its own where the last step cannot be aligned."""
+    for n in (4 << 20, (4 << 20) + 3):
+        x = torch.randn(n)
+        torch.testing.assert_close(thermit.jit(lambda x: x * 3 - 1)(x), x * 3 - 1, rtol=0, atol=0)
+
+
+def test_checks_are_not_shared_with_other_bounds() -> None:
+    """What a size bounds is a constant of the code."""
+    take = thermit.jit(lambda x, i: x[i])
+    for n in (10, 11, 12):
+        x, i = torch.arange(n) * 2, torch.arange(n)
+        assert torch.equal(take(x, i), x[i])
+        with pytest.raises(IndexError):
+            take(x, torch.full((n,), n))
