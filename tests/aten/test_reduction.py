@@ -5,6 +5,7 @@ import torch
 
 import thermit
 
+inf, nan = float("inf"), float("nan")
 FUNCTIONS = {
     "sum": lambda x: x.sum(-1),
     "mean": lambda x: x.mean(-1),
@@ -43,3 +44,22 @@ def test_sums_of_an_axis_between_others_are_as_accurate(rows):
     true = x.double().sum(1)
     (_, usual), (_, eager_usual) = errors(thermit.jit(lambda x: x.sum(1))(x), true), errors(x.sum(1), true)
     assert usual <= 1.2 * eager_usual
+
+
+@pytest.mark.parametrize("first", [0.0, 1e10, -3e15, 1e19])
+def test_variance_where_the_first_element_is_far_from_the_others(first):
+    """The distances are taken from it, and what they lose is made up for by the variance, which it makes large."""
+    x = torch.randn(50, 1000, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).float()
+    x[:, 0] += first
+    want = x.double().var(1)
+    for layout in (x, x.t().contiguous().t()):
+        got = thermit.jit(lambda x: x.var(1))(layout).double()
+        assert ((got - want).abs() <= want * 2.0**-23).all()
+
+
+def test_variance_of_what_does_not_vary_or_is_not_finite():
+    rows = torch.tensor([[inf, 1, 2], [1, inf, 2], [nan, 1, 2], [1, 2, nan], [-inf, inf, 0], [7, 7, 7], [1e5, -1e5, 3]]).repeat(1, 20)
+    function = lambda x: torch.stack(torch.var_mean(x, 1))  # noqa: E731
+    for layout in (rows, rows.double(), rows.t().contiguous().t()):
+        got, want = thermit.jit(function)(layout), function(layout)
+        assert torch.allclose(got, want, rtol=1e-6, atol=0, equal_nan=True)

@@ -1,7 +1,7 @@
 """Sums, extremes, moments, norms over any axes, and running sums.
 
 Half types accumulate in float32 and round once; integers add in int64; the order of a float sum is the loops' choice.  Variances
-take two passes over the data: first the mean, then the squared distances from it, which does not cancel.
+are sums of squared distances in float64: from one of the elements where that loses nothing (one pass over memory), else from the mean.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from thermit.ir.node import Node
 from thermit.ir.prims import Prim
 from thermit.ir.types import BOOL, FLOAT32, FLOAT64, INT64, DType
 
+MOST_SHIFTED = 1 << 20  # elements of a variance in one pass
 aten = torch.ops.aten
 Axes = int | Sequence[int] | None
 
@@ -274,13 +275,47 @@ def argmin(self: Node, dim: int | None = None, keepdim: bool = False) -> Lowered
 
 # ---------------------------------------------------------------------------------------------- moments
 def moments(x: Node, axes: Sequence[int], correction: float) -> tuple[Node, Node]:
-    """Variance and mean of x in float64, their axes kept.
+    """Variance and mean of x in float64, their axes kept: in one pass or two."""
+    count = count_of(x, axes)
+    wide = b.cast(x, FLOAT64)
+    shift = _first(x, axes) if x.dtype is not FLOAT64 and 0 < count <= MOST_SHIFTED else None
+    if shift is not None:
+        squares, mean = _shifted(wide, b.cast(shift, FLOAT64), axes)
+    else:
+        squares, mean = _squares_around_mean(x, wide, axes)
+    mean = b.where(b.eq(squares, squares), mean, b.like(math.nan, mean))  # as eager's, beside an infinite element
+    return b.div(squares, max(float(count) - correction, 0.0)), mean
+
+
+def _first(x: Node, axes: Sequence[int]) -> Node | None:
+    """The first of the elements that are combined, axes kept; None where that is not just read from memory."""
+    source = x
+    while source.prim.kind == "view" or source.prim is p.CAST:
+        source = source.args[0]
+    if source.prim is not p.INPUT:
+        return None
+    return b.slice_(x, (0,) * x.type.ndim, (1,) * x.type.ndim, tuple(1 if a in axes else n for a, n in enumerate(x.shape)))
+
+
+def _shifted(wide: Node, shift: Node, axes: Sequence[int]) -> tuple[Node, Node]:
+    """Sum of squares around the mean, and the mean, from the distances d to one of the elements: sum d^2 - (sum d)^2 / n.
+
+    One of the n distances being 0, (sum d)^2 <= (n - 1) sum d^2: what is left is at least an n-th of sum d^2.  So rounding errors of
+    2^-53 grow n times at most, and nothing is left for a narrower type to see up to MOST_SHIFTED elements.
+    """
+    distance = b.sub(wide, spread(shift, wide))
+    total = reduced(p.SUM, distance, axes, keepdim=True)
+    part = b.div(total, float(count_of(wide, axes)))
+    return b.sub(reduced(p.SUM, b.mul(distance, distance), axes, keepdim=True), b.mul(total, part)), b.add(shift, part)
+
+
+def _squares_around_mean(x: Node, wide: Node, axes: Sequence[int]) -> tuple[Node, Node]:
+    """The same in two passes: first the mean, then the distances from it.
 
     The mean is rounded, so the distances from it have a small sum of their own, whose square is taken off again; unless x was a narrower type,
     of which float64 holds the mean well enough.
     """
     count = count_of(x, axes)
-    wide = b.cast(x, FLOAT64)
     mean = mean_of(wide, axes, keepdim=True)
     distance = b.sub(wide, spread(mean, wide))
     squares = reduced(p.SUM, b.mul(distance, distance), axes, keepdim=True)
@@ -288,7 +323,7 @@ def moments(x: Node, axes: Sequence[int], correction: float) -> tuple[Node, Node
         rest = reduced(p.SUM, distance, axes, keepdim=True)
         left = b.sub(squares, b.div(b.mul(rest, rest), float(count)))
         squares = b.where(b.lt(left, 0), b.like(0, left), left)
-    return b.div(squares, max(float(count) - correction, 0.0)), mean
+    return squares, mean
 
 
 def _variance(self: Node, dim: Axes, correction: Number | None, keepdim: bool, root: bool, with_mean: bool) -> Lowered:

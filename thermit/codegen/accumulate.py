@@ -2,31 +2,42 @@
 
 What comes in: an Acc of loops/nest.py.  A `Running` holds the names of its state while the loop is written: one register, or two
 for argmax and argmin (the best value and where it stood).  Where the position is the loop's own index, which only grows, it is
-kept in 32 bits, lane 0's for all lanes, and an equal value never replaces the one before: a third of the work.
+kept in 32 bits, lane 0's for all lanes, and an equal value never replaces the one before: a third of the work.  The extreme of floats
+in a vector loop passes over nan, which flags beside it remember: half of the work of asking in each step whether the state is one.
 """
 
 from __future__ import annotations
 
+import functools
+
 from thermit.codegen.expressions import ExpressionWriter
-from thermit.codegen.literals import constant, register_type, scalar_type, vector
+from thermit.codegen.literals import constant, register_type, scalar_type, type_suffix, vector
 from thermit.codegen.spelling import apply, greatest_value, identity, least_value
+from thermit.codegen.writer import Value
 from thermit.errors import CompileError
 from thermit.ir import prims as p
-from thermit.ir.node import Node
+from thermit.ir.node import Node, toposort
 from thermit.ir.types import BOOL, FLOAT32, FLOAT64, INT32, INT64, DType
-from thermit.loops.nest import Acc, For
+from thermit.loops.nest import Acc, For, exprs_of
 from thermit.records import dataclass
+
+LEAST_FLAGS = 4  # lanes of nan flags in a register of their own
+_ADDERS = (p.ADD, p.SUB, p.CAST, p.FLOOR, p.CEIL, p.TRUNC, p.ROUND)  # what is not done where products are, on processors that add elsewhere
 
 
 @dataclass(slots=True)
 class Running:
-    """An accumulator inside its loop: the registers of its state, their types.  `counts`: its position is the loop's index."""
+    """An accumulator inside its loop: the registers of its state, their types.  `counts`: its position is the loop's index.
+    `flags`: the lanes of the second register, which are not zero where a nan was; 0: there is none.  `by_fma`: it adds by
+    multiply-add, where the processor adds and multiplies in different places and additions are what it waits for."""
 
     acc: Acc
     lanes: int
     values: list[str]
     types: list[str]
     counts: bool = False
+    flags: int = 0
+    by_fma: bool = False
 
 
 def is_argument(acc: Acc) -> bool:
@@ -54,7 +65,11 @@ def neutral(acc: Acc, lanes: int, loop: For, first: int = 0) -> Running:
     if acc.combine is None:
         raise CompileError("a scan cannot be a vector loop")
     if not is_argument(acc):
-        return Running(acc, lanes, [constant(identity(acc.combine, acc.local.dtype), acc.local.dtype, lanes)], types)
+        start = constant(identity(acc.combine, acc.local.dtype), acc.local.dtype, lanes)
+        if acc.combine in (p.MAX, p.MIN) and acc.local.dtype in (FLOAT32, FLOAT64):
+            flags = lanes // 2 if lanes >= 2 * LEAST_FLAGS else lanes  # one comparison asks for two lanes
+            return Running(acc, lanes, [start, "zeroinitializer"], [*types, vector(f"i{acc.local.dtype.bits}", flags)], flags=flags)
+        return Running(acc, lanes, [start], types, by_fma=acc in sums_by_fma(loop))
     worst = constant(least_value(acc.value.dtype) if acc.combine is p.ARGMAX else greatest_value(acc.value.dtype), acc.value.dtype, lanes)
     if counts(acc, loop):  # nothing better than the worst: the first
         return Running(acc, lanes, [worst, constant(first, INT32, lanes)], [types[0], register_type(INT32, lanes)], True)
@@ -79,6 +94,8 @@ def _widened(w: ExpressionWriter, value: str, lanes: int) -> str:
 
 def advanced(w: ExpressionWriter, r: Running, at: str, mask: str | None = None) -> list[str]:
     """The state after one iteration (in the lanes of the mask), written in the innermost scope; `at` is the loop's index (of lane 0)."""
+    if r.flags:
+        return _advanced_with_flags(w, r, mask)
     squared = _squared(w, r.acc) if not r.acc.wide else None
     roots = [squared or r.acc.value] if r.acc.position is None or r.counts else [r.acc.value, r.acc.position]
     new = [(w.spread(n) if r.lanes else w.value(n)).text for n in roots]
@@ -90,6 +107,8 @@ def advanced(w: ExpressionWriter, r: Running, at: str, mask: str | None = None) 
     elif r.counts:
         place = w.op(f"trunc i64 {at} to i32")
         state = _better_later(w, r.acc, r.values, [new[0], w.splat(place, "i32", r.lanes) if r.lanes else place], r.lanes)
+    elif r.by_fma and w.target.adds_apart:
+        state = [apply(w, p.FMA, r.acc.local.dtype, [new[0], _one(w, r.acc.local.dtype, r.lanes), r.values[0]], r.lanes)]
     else:
         state = combined(w, r.acc, r.values, new, r.lanes)
     if mask is None:
@@ -101,15 +120,78 @@ def advanced(w: ExpressionWriter, r: Running, at: str, mask: str | None = None) 
 def _squared(w: ExpressionWriter, acc: Acc) -> Node | None:
     """x where x * x is added up: then with one rounding.  The sum of squares is never less than the square, so that one overflows
     where the other does; of other products that is not true, and a user's own arithmetic is never contracted."""
+    return acc.value.args[0] if _is_square(acc) and w.target.has_fma else None
+
+
+def _is_square(acc: Acc) -> bool:
     value = acc.value
     is_square = acc.combine is p.ADD and value.prim is p.MUL and value.args[0] is value.args[1] and value.dtype in (FLOAT32, FLOAT64)
-    return value.args[0] if is_square and w.target.has_fma and acc.init.prim is p.CONST and acc.init.attrs.value == 0 else None
+    return is_square and acc.init.prim is p.CONST and bool(acc.init.attrs.value == 0)
+
+
+def _advanced_with_flags(w: ExpressionWriter, r: Running, mask: str | None) -> list[str]:
+    """The extreme of what is not nan, and flags.  compare and select in this order is one maxps / minps, which keeps the old if the new is nan."""
+    new = w.spread(r.acc.value).text
+    w.here()
+    dtype, of, flag = r.acc.local.dtype, r.types[0], vector("i1", r.lanes)
+    if mask is not None:
+        new = w.op(f"select {flag} {mask}, {of} {new}, {of} {constant(identity(r.acc.combine or p.MAX, dtype), dtype, r.lanes)}")
+    better = w.op(f"fcmp {'ogt' if r.acc.combine is p.MAX else 'olt'} {of} {new}, {r.values[0]}")
+    best = w.op(f"select {flag} {better}, {of} {new}, {of} {r.values[0]}")
+    low, high = new, new
+    if r.flags < r.lanes:
+        low, high = (_part(w, new, scalar_type(dtype), r.flags, first) for first in (0, r.flags))
+    unordered = w.op(f"fcmp uno {vector(scalar_type(dtype), r.flags)} {low}, {high}")
+    found = w.op(f"sext {vector('i1', r.flags)} {unordered} to {r.types[1]}")
+    return [best, w.op(f"or {r.types[1]} {r.values[1]}, {found}")]
+
+
+@functools.lru_cache(maxsize=64)
+def sums_by_fma(loop: For) -> tuple[Acc, ...]:
+    """The sums of a vector loop that had better be multiply-adds: until they are as many as the additions, subtractions and conversions."""
+    sums = [a for a in loop.accs if a.combine is p.ADD and not a.wide and a.local.dtype in (FLOAT32, FLOAT64) and not _is_square(a)]
+    excess, varying = sum(a.local.dtype.bits for a in sums), {loop.index}
+    for node in toposort(exprs_of(loop.body) + [a.value for a in loop.accs]) if sums else ():
+        if varying.isdisjoint(node.args):
+            continue
+        varying.add(node)
+        if node.prim.kind == "map" and (node.dtype.is_float or node.args[0].dtype.is_float):
+            bits = max(node.dtype.bits, node.args[0].dtype.bits)
+            excess += bits if node.prim in _ADDERS else -bits
+    found = []
+    for a in sums:
+        if excess >= 2 * a.local.dtype.bits:
+            found.append(a)
+            excess -= 2 * a.local.dtype.bits
+    return tuple(found)
+
+
+def _one(w: ExpressionWriter, dtype: DType, lanes: int) -> str:
+    """1.0 in a register, from memory: LLVM would make an addition of a multiply-add with a constant one."""
+    key = ("one", dtype, lanes)
+    found = w.values.get(key)
+    if found is None:
+        of, name = scalar_type(dtype), f"one.{type_suffix(dtype)}"
+        where = w.helper(name, lambda: f"@{name} = private unnamed_addr global {of} {constant(1.0, dtype, 0)}\n")
+        w.go(0)
+        found = w.bind(key, Value(w.splat(w.op(f"load {of}, ptr {where}"), of, lanes), lanes, 0))
+        w.here()
+    return found.text
 
 
 def finished(w: ExpressionWriter, r: Running, in_lanes: bool) -> list[str]:
     """The state with positions in 64 bits, for each lane its own if the loop was a vector loop.  Written where `at` points."""
     if r.acc.wide:
         return [w.op(f"fptrunc {r.types[0]} {r.values[0]} to {register_type(FLOAT32, r.lanes)}")]
+    if r.flags:
+        flags = r.values[1]
+        if r.flags < r.lanes:
+            order = ", ".join(f"i32 {k % r.flags}" for k in range(r.lanes))
+            flags = w.op(f"shufflevector {r.types[1]} {flags}, {r.types[1]} poison, <{r.lanes} x i32> <{order}>")
+        bits = vector(f"i{r.acc.local.dtype.bits}", r.lanes)
+        is_nan = w.op(f"icmp ne {bits} {flags}, zeroinitializer")
+        nan = constant(float("nan"), r.acc.local.dtype, r.lanes)
+        return [w.op(f"select {vector('i1', r.lanes)} {is_nan}, {r.types[0]} {nan}, {r.types[0]} {r.values[0]}")]
     if not r.counts:
         return r.values
     place = r.values[1]

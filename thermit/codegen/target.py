@@ -40,6 +40,11 @@ class Target:
         return self.triple.startswith(("x86_64", "i386", "i686"))
 
     @property
+    def adds_apart(self) -> bool:
+        """Whether additions have execution units of their own, beside those of products and multiply-adds (AMD Zen)."""
+        return self.has_fma and self.cpu.startswith("znver")
+
+    @property
     def folds_memory(self) -> bool:
         """Whether instructions read an operand from memory and registers are few (16): constants then rather stand in memory."""
         return self.is_x86 and self.vector_bits <= 256
