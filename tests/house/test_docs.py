@@ -1,4 +1,4 @@
-"""Generated pages equal what the code says now; examples in the README run."""
+"""Generated pages equal what the code says now; examples in the README and in the guide run."""
 
 import re
 from pathlib import Path
@@ -18,8 +18,11 @@ def test_page_is_current(name, request):
     assert path.read_text() == text, f"docs/{name} is stale: run pytest tests/house/test_docs.py --update-golden"
 
 
-def test_examples_of_the_readme_run():
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
+@pytest.mark.parametrize("page", [README, DOCS / "guide.md"], ids=lambda page: page.name)
+def test_examples_run(page):
+    """In order, each with the names that earlier ones made."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
     assert blocks
+    names = {"__name__": page.stem}
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+        exec(compile(block, page.name, "exec"), names)
