@@ -17,7 +17,7 @@ def _option(default: Any, variable: str, in_key: bool, doc: str) -> Any:
 class Config:
     """The options.  `Config.from_environment()` reads the variables; docs/options.md is made from this table."""
 
-    debug: int = _option(0, "THERMIT_DEBUG", False, "what to print: 1 compilations, 2 graphs, 3 kernels, 4 loops, 5 LLVM, 6 assembly")
+    debug: int = _option(0, "THERMIT_DEBUG", False, "print on stderr, up to: 1 compilations, 2 graphs, 3 kernels, 4 loops, 5 LLVM, 6 assembly")
     skip: tuple[str, ...] = _option((), "THERMIT_SKIP", True, "stages to leave out, by name (simplify), to bisect a fault")
     disable: bool = _option(False, "THERMIT_DISABLE", False, "run everything eagerly")
     log_compiles: bool = _option(False, "THERMIT_LOG_COMPILES", False, "say on stderr what is compiled, why, and how long it took")

@@ -1,4 +1,4 @@
-"""The error table.  Each message has three lines: what; the user's line with shapes; what to do about it.
+"""The error table.  A message says what, then the user's line where one is to blame, then what to do about it.
 
 `ThermitError` puts them together; the table below is the reference page (docs/errors.md is made from these docstrings).
 """
@@ -15,11 +15,12 @@ class ThermitError(Exception):
 
 
 class DataDependentError(ThermitError):
-    """Python read the value of a tensor (bool, item, tolist, a shape that depends on data) under `strict=True`."""
+    """Python read the value of a tensor (bool, item, tolist, a shape that depends on data), under `strict=True` or in `trace`, `lower`, `compile`."""
 
 
 class UnsupportedError(ThermitError):
-    """Under `strict=True`, a call that thermit can only run eagerly (a subclass, another device, Python state that is written)."""
+    """A call that thermit can only run eagerly, under `strict=True` or in `trace`, `lower`, `compile`: a tensor that requires grad, a
+    subclass, another device, Python state that is written, an operation that raises while it is traced."""
 
 
 class LeakedStandInError(ThermitError):
@@ -27,7 +28,7 @@ class LeakedStandInError(ThermitError):
 
 
 class UnexpectedCompileError(ThermitError):
-    """A call met no compiled variant under `on_miss="error"`."""
+    """Under `on_miss="error"`, a call after the first that no compiled variant fits."""
 
 
 class TypeRuleError(ThermitError):

@@ -26,9 +26,10 @@ def options() -> str:
     lines = [
         "# Options",
         "",
-        "Of the process: `thermit.configure(name=value)`, or the environment variable at start. Of one function: keyword arguments of `jit`.",
+        "Of the process: `thermit.configure(name=value)`, or the environment variable at start (switches: `1` or `0`; stages: separated by commas).",
+        "Of one function: keyword arguments of `jit` ([guide](guide.md)).",
         "",
-        "| name | default | variable | part of the compile key | what it does |",
+        "| name | default | variable | a change compiles again | what it does |",
         "|---|---|---|---|---|",
     ]
     for f in dataclasses.fields(Config):
@@ -38,10 +39,10 @@ def options() -> str:
         "",
         "| of `jit` | default | what it does |",
         "|---|---|---|",
-        "| `strict` | `False` | raise where a call could only run eagerly, instead of one warning and eager's result |",
+        "| `strict` | `False` | raise where a call could only run eagerly, instead of a warning and eager's result |",
         "| `max_variants` | `8` | so many compiled variants of one function, then a warning that names the guard that keeps changing, and eager |",
-        '| `on_miss` | `"compile"` | what a call does that no compiled variant fits: `"compile"`, `"eager"`, '
-        '`"error"` (for production: nothing compiles unexpectedly) |',
+        '| `on_miss` | `"compile"` | what a call does that no compiled variant fits, once there is one (the first call always compiles): '
+        '`"compile"`, `"eager"`, `"error"` (nothing compiles unexpectedly) |',
     ]
     return "\n".join(lines) + "\n"
 

@@ -23,7 +23,8 @@ CORE, POINTWISE = torch.Tag.core, torch.Tag.pointwise
 ELSEWHERE = {
     "products and convolutions, called in PyTorch": ["mm", "bmm", "addmm", "convolution", "convolution_backward"],
     "random, called so that PyTorch's generator is drawn from in order": ["rand", "randn", "randperm", "native_dropout"],
-    "transforms and sorting, called": ["_fft_r2c", "_fft_c2r", "sort", "topk", "_embedding_bag"],
+    "sorting and bags, called": ["sort", "topk", "_embedding_bag"],
+    "complex operands or results: the whole call runs eagerly": ["_fft_r2c", "_fft_c2r"],
     "the result's shape or Python value depends on data": ["nonzero", "_local_scalar_dense"],
     "about sizes, not values: answered while tracing": ["sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "sym_is_contiguous", "resize_"],
 }
@@ -89,7 +90,8 @@ def page() -> str:
         "",
         "Made by `python tests/tables/coverage_page.py` (a test keeps it current). Natively lowered is what has a row in `thermit/aten/`;",
         "in-place and `out=` forms follow from their functional form. What has no row is decomposed by PyTorch or called at full speed.",
-        "Complex operands are always calls.",
+        "A call (of a jitted function) in which complex numbers occur runs eagerly as a whole, and so does one with an operation that looks at",
+        "values to say what it gives (`nonzero`, `unique`, `x[mask]`) or whether it succeeded (`linalg.inv`, `linalg.solve`, `linalg.cholesky`).",
         "",
         "| overloads | with a row | native, decomposed ones included | of | share |",
         "|---|---|---|---|---|",
