@@ -1,6 +1,6 @@
 # make demo     set up .venv and run the main job on a real image and a simulation, eager beside jit
 # make test     the test suite          make lint        ruff and mypy
-# make bench    the benchmarks          make exhaustive  every float32 input of every function (long)
+# make bench    the benchmarks          make exhaustive  every float32 input of every one-argument function (long)
 # make soak     threads, forks, a million calls, guard pages, random programs, as long as a release needs (an hour)
 PYTHON ?= python3
 VENV := .venv
