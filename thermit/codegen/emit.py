@@ -22,12 +22,13 @@ from thermit.codegen.accumulate import Running, across, advanced, find_varying, 
 from thermit.codegen.expressions import MOST_APART, ExpressionWriter, divides, stored
 from thermit.codegen.lanes import Lanes
 from thermit.codegen.literals import memory_type, vector
+from thermit.codegen.register_tile import register_tile
 from thermit.codegen.target import Target
 from thermit.codegen.writer import Value
 from thermit.errors import CompileError
 from thermit.ir import prims as p
 from thermit.ir.node import Node
-from thermit.loops.nest import Acc, Check, For, Load, LoopProgram, Memory, Stmt, Store, exprs_of
+from thermit.loops.nest import Acc, Check, For, Load, LoopProgram, Memory, Stmt, Store, Tile, exprs_of
 from thermit.records import dataclass
 
 LEAST_ALIGNED = 4  # full steps of a loop that gets a step of its own for alignment
@@ -99,6 +100,9 @@ class Kernel(ExpressionWriter):
                     self._check(s)
                 elif isinstance(s, For):
                     self._loop(s)
+                elif isinstance(s, Tile):
+                    register_tile(self, s)
+                    self.forget(self.writes_of((s,)))
 
     def _stores(self, stores: Sequence[Store]) -> None:
         """Neighbours act at once: everything is read before the first of them writes."""

@@ -19,7 +19,7 @@ from thermit.errors import CompileError
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import FLOAT32, FLOAT64, INT32, INT64
-from thermit.loops.nest import Check, For, LoopProgram, Memory, Stmt, Store, exprs_of
+from thermit.loops.nest import Check, For, LoopProgram, Memory, Stmt, Store, Tile, exprs_of
 from thermit.records import dataclass
 
 _FOLDING = (p.ADD, p.SUB, p.MUL, p.FMA)  # whose constants may stand in memory
@@ -421,7 +421,7 @@ def stored(body: tuple[Stmt, ...]) -> set[str]:
     names: set[str] = set()
     for s in body:
         match s:
-            case Store():
+            case Store() | Tile():
                 names.add(s.memory)
             case For():
                 names |= stored(s.body)

@@ -135,10 +135,11 @@ class Product:
 @dataclass(frozen=True, slots=True)
 class Tile:
     """memory[offset + r * step + c] += the sum over `index` of left[r] * right[c] for r < len(left), c < width: fused multiply-adds in the
-    order of the index, all accumulators in registers.
+    order of the index, from zero on, all accumulators in registers.
 
     left[r]   a load, affine in the index: one element for each row
     right     a load, affine in the index: the first of `width` neighbours
+    adds      false: the sum replaces what is in memory
     """
 
     index: Node
@@ -149,6 +150,7 @@ class Tile:
     offset: Node
     step: int
     width: int
+    adds: bool = True
 
 
 Stmt = For | Store | Check | Product | Tile
@@ -222,7 +224,7 @@ def program_text(program: LoopProgram) -> str:
                 case Tile():
                     extent = s.extent if isinstance(s.extent, int) else expr_text(s.extent)
                     lines.append(f"{indent}tile {len(s.left)} x {s.width}, step {s.step}, {s.index.attrs.name} < {extent}:")
-                    lines.append(f"{indent}  {s.memory}[{expr_text(s.offset)}] += {expr_text(s.left[0])} * {expr_text(s.right)}")
+                    lines.append(f"{indent}  {s.memory}[{expr_text(s.offset)}] {'+=' if s.adds else '='} {expr_text(s.left[0])} * {expr_text(s.right)}")
                 case For():
                     mode = "" if s.mode == "serial" else f"  {s.mode}" + (f" x {s.width}" if s.mode == "vector" else "")
                     for a in s.accs:

@@ -1,0 +1,179 @@
+"""Register tiles: the inner loop of matrix products.
+
+What comes in: a Tile of loops/nest.py.  What goes out: a loop of fused multiply-adds runs over the index,
+its sums in registers, which are then added to what is in memory.
+
+    loop:  r0, r1 = right[0:8], right[8:16]                       two vectors
+           a0 += splat(left[0]) * r0;  a1 += splat(left[0]) * r1     each row: one element read into all lanes, used at once
+           ...
+
+The one idea: everything but the sums is read where it is used, at a base that no iteration changes plus an index and a constant, so that
+no register holds an address of its own or an element longer than one row.  Invariant: only elements of the tile are touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from thermit.codegen import access
+from thermit.codegen.expressions import ExpressionWriter
+from thermit.codegen.literals import intrinsic, scalar_type, type_suffix, vector
+from thermit.errors import CompileError
+from thermit.ir.node import Node
+from thermit.ir.types import DType
+from thermit.loops.index import Indices
+from thermit.loops.nest import Tile
+from thermit.records import dataclass
+
+UNROLL = 4  # steps of an iteration: counting costs less, and the displacements of so many steps fit an instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operand is read: at the step k of the loop `base` + (k * `step` + `start`) elements of its memory."""
+
+    base: str
+    start: int
+    step: int
+    kind: str
+    align: int
+
+
+class Writer:
+    """One tile while it is written."""
+
+    def __init__(self, w: ExpressionWriter, s: Tile) -> None:
+        self.w, self.s = w, s
+        self.indices = Indices()
+        self.dtype: DType = s.right.dtype
+        self.kind = scalar_type(self.dtype)
+        self.lanes = w.target.lanes(self.dtype.bits)
+        while s.width % self.lanes:
+            self.lanes //= 2
+        self.vectors = s.width // self.lanes
+        self.of = vector(self.kind, self.lanes)
+        self.bases: dict[tuple[str, Node], str] = {}
+
+    def place(self, load: Node) -> Place:
+        const, terms = self.indices.form(load.args[0])
+        rest = [(k, atom) for atom, k in terms.items() if atom is not self.s.index]
+        memory = self.w.memories[load.attrs.name]
+        if len(load.args) > 1 or load.dtype is not self.dtype:
+            raise CompileError("a tile reads loads without guards, of one type")
+        offset = self.indices.linear(rest)
+        key = (memory.name, offset)
+        if key not in self.bases:
+            value = self.w.value(offset).text
+            self.w.here()
+            self.bases[key] = f"%m.{memory.name}" if value == "0" else access.address(self.w, memory, value)
+        return Place(self.bases[key], const, terms.get(self.s.index, 0), self.kind, self.dtype.itemsize)
+
+    # ------------------------------------------------------------------ the sums in memory
+    def sums(self) -> Iterator[str]:
+        """The addresses of the vectors of sums, row by row."""
+        memory = self.w.memories[self.s.memory]
+        const, terms = self.indices.form(self.s.offset)
+        offset = self.indices.linear([(k, atom) for atom, k in terms.items()])
+        value = self.w.value(offset).text
+        self.w.here()
+        base = f"%m.{memory.name}" if value == "0" else access.address(self.w, memory, value)
+        for r in range(len(self.s.left)):
+            for c in range(self.vectors):
+                at = const + r * self.s.step + c * self.lanes
+                yield self.w.op(f"getelementptr inbounds {self.kind}, ptr {base}, i64 {at}") if at else base
+
+    # ------------------------------------------------------------------ one step
+    def address(self, p: Place, at: str, k: int, more: int = 0) -> str:
+        """Of an operand `k` steps behind the step `at`."""
+        start = p.start + k * p.step + more
+        moved = p.base
+        if p.step and at != "0":
+            scaled = at if p.step == 1 else self.scaled(at, p.step)
+            moved = self.w.op(f"getelementptr inbounds {p.kind}, ptr {p.base}, i64 {scaled}")
+        return self.w.op(f"getelementptr inbounds {p.kind}, ptr {moved}, i64 {start}") if start else moved
+
+    def scaled(self, at: str, step: int) -> str:
+        return self.w.op(f"mul nuw nsw i64 {at}, {step}")
+
+    def step(self, left: list[Place], right: Place, sums: list[str], at: str, k: int) -> list[str]:
+        w, align = self.w, self.dtype.itemsize
+        across = [w.op(f"load {self.of}, ptr {self.address(right, at, k, c * self.lanes)}, align {align}") for c in range(self.vectors)]
+        out = []
+        for r, p in enumerate(left):
+            one = w.op(f"load {self.kind}, ptr {self.address(p, at, k)}, align {align}")
+            one = w.splat(one, self.kind, self.lanes)
+            for c, x in enumerate(across):
+                out.append(self.multiply_add(one, x, sums[r * self.vectors + c]))
+        return out
+
+    def multiply_add(self, x: str, y: str, total: str) -> str:
+        w, of = self.w, self.of
+        if w.target.has_fma:
+            return w.op(f"call {of} {intrinsic('llvm.fma', type_suffix(self.dtype), self.lanes)}({of} {x}, {of} {y}, {of} {total})")
+        return w.op(f"fadd {of} {total}, {w.op(f'fmul {of} {x}, {y}')}")
+
+    # ------------------------------------------------------------------ loops
+    def write(self) -> None:
+        w, s = self.w, self.s
+        left, right = [self.place(x) for x in s.left], self.place(s.right)
+        stop = str(s.extent) if isinstance(s.extent, int) else w.value(s.extent).text
+        addresses = list(self.sums())
+        align = self.dtype.itemsize
+        sums = ["zeroinitializer"] * len(addresses)
+        if isinstance(s.extent, int):
+            whole = str(s.extent // UNROLL * UNROLL)
+            if s.extent >= UNROLL:
+                sums = self.loop(left, right, sums, "0", whole, UNROLL, s.extent >= 2 * UNROLL)
+            for k in range(s.extent // UNROLL * UNROLL, s.extent):
+                sums = self.step(left, right, sums, "0", k)
+        else:
+            whole = w.op(f"and i64 {stop}, {-UNROLL}")
+            sums = self.guarded(left, right, sums, "0", whole, UNROLL)
+            sums = self.guarded(left, right, sums, whole, stop, 1)
+        for a, x in zip(addresses, sums, strict=True):
+            if s.adds:
+                x = w.op(f"fadd {self.of} {w.op(f'load {self.of}, ptr {a}, align {align}')}, {x}")
+            w.line(f"  store {self.of} {x}, ptr {a}, align {align}")
+
+    def guarded(self, left: list[Place], right: Place, sums: list[str], start: str, stop: str, unroll: int) -> list[str]:
+        """The loop, which may have no iteration."""
+        w = self.w
+        enter, after = w.label("some"), w.label("none")
+        w.line(f"  br i1 {w.op(f'icmp slt i64 {start}, {stop}')}, label %{enter}, label %{after}")
+        before = w.block_of(w.innermost)
+        w.begin_block(enter)
+        made = self.loop(left, right, sums, start, stop, unroll, True)
+        last = w.block_of(w.innermost)
+        w.line(f"  br label %{after}")
+        w.begin_block(after)
+        return [w.op(f"phi {self.of} [ {old}, %{before} ], [ {new}, %{last} ]") for old, new in zip(sums, made, strict=True)]
+
+    def loop(self, left: list[Place], right: Place, sums: list[str], start: str, stop: str, unroll: int, again: bool) -> list[str]:
+        """Steps from `start` below `stop`, `unroll` at a time, at least once; `again`: more than once."""
+        w = self.w
+        if not again:
+            for k in range(unroll):
+                sums = self.step(left, right, sums, start, k)
+            return sums
+        head, after = w.label("loop"), w.label("done")
+        entered, index = w.block_of(w.innermost), f"%i.{head}"
+        w.line(f"  br label %{head}")
+        w.begin_block(head)
+        w.line(f"  {index} = phi i64 [ {start}, %{entered} ], [ {index}.next, %{head} ]")
+        names = [f"%t{j}.{head}" for j in range(len(sums))]
+        place = len(w.at)
+        made = names
+        for k in range(unroll):
+            made = self.step(left, right, made, index, k)
+        w.at[place:place] = [f"  {n} = phi {self.of} [ {x}, %{entered} ], [ {y}, %{head} ]" for n, x, y in zip(names, sums, made, strict=True)]
+        w.line(f"  {index}.next = add nuw nsw i64 {index}, {unroll}\n  {index}.more = icmp slt i64 {index}.next, {stop}")
+        w.line(f"  br i1 {index}.more, label %{head}, label %{after}")
+        w.begin_block(after)
+        return made
+
+
+def register_tile(w: ExpressionWriter, s: Tile) -> None:
+    """Writes the tile where the innermost scope ends."""
+    if w.lanes is not None:
+        raise CompileError("a tile inside a vector loop")
+    Writer(w, s).write()
