@@ -153,6 +153,8 @@ _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "m
 def _flops(node: Node) -> int:
     if node.prim.kind in ("map", "reduce", "scan") and node.prim.name not in ("cast", "bitcast", "where"):
         return node.args[0].type.numel
+    if node.prim.kind == "contract":
+        return 2 * node.type.numel * node.args[0].shape[-1]
     if node.prim.kind == "call":
         if node.prim.name != "call":
             return 0

@@ -20,7 +20,7 @@ from thermit.ir.types import BFLOAT16, TensorType, contiguous_strides
 from thermit.ir.verify import verify
 
 INEXACT = {"sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
-           "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "pow", "atan2", "hypot", "sum", "prod", "cumsum", "cumprod"}  # fmt: skip
+           "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "pow", "atan2", "hypot", "sum", "prod", "cumsum", "cumprod", "contract"}  # fmt: skip
 UNDEFINED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}  # values mean nothing
 
 
@@ -89,7 +89,7 @@ def close(x: torch.Tensor, y: torch.Tensor, ulps: float, scale: float = 0.0) -> 
 
 def scale_of(nodes: list[Node], tensors: list[torch.Tensor], adds: bool) -> float:
     """The largest finite number around, where the graph adds up: what cancels there leaves errors of its size."""
-    if not adds and not any(n.prim.name in ("sum", "cumsum", "prod", "cumprod", "scatter") for n in toposort(nodes)):
+    if not adds and not any(n.prim.name in ("sum", "cumsum", "prod", "cumprod", "scatter", "contract") for n in toposort(nodes)):
         return 0.0
     sizes = [t.double().abs() for t in tensors if t.is_floating_point()]
     return max((float(torch.where(s.isfinite(), s, 0.0).max()) for s in sizes if s.numel()), default=0.0)

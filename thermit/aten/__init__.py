@@ -6,6 +6,7 @@ Importing anything of this package registers every row.
 from thermit.aten import (
     activation,
     blending,
+    contraction,
     creation,
     distance,
     indexing,
@@ -24,6 +25,7 @@ from thermit.aten import (
 __all__ = [
     "activation",
     "blending",
+    "contraction",
     "creation",
     "distance",
     "indexing",

@@ -358,6 +358,22 @@ def scan(prim: Prim, x: Node, axis: int) -> Node:
     return x if x.shape[axis] == 1 or x.type.numel == 0 else Node(prim, (x,), Axis(axis), x.type)
 
 
+# ---------------------------------------------------------------------------------------------- contract
+def contract(left: Node, right: Node) -> Node:
+    """left: [*batch, M, K], right: [*batch, K, N] -> [*batch, M, N]: matrix products, one for each index of the batch."""
+    batch, (rows, depth), (inner, columns) = left.shape[:-2], left.shape[-2:], right.shape[-2:]
+    if not (left.type.ndim >= 2 and right.shape[:-2] == batch and depth == inner and left.dtype is right.dtype):
+        raise TypeRuleError(f"contract: {left.type} and {right.type}")
+    if left.dtype.name not in ("float32", "float64"):
+        raise TypeRuleError(f"contract: {left.dtype} has no products; cast to float32")
+    shape = (*batch, rows, columns)
+    if depth == 0 or 0 in shape:
+        return const(0, left.dtype, shape)
+    if depth == 1:  # nothing is summed (the sum of -0.0 alone is 0.0)
+        return add(mul(expand(left, shape), expand(right, shape)), const(0.0, left.dtype, shape))
+    return Node(p.CONTRACT, (left, right), None, left.type.with_shape(shape))
+
+
 # ---------------------------------------------------------------------------------------------- index
 def gather(x: Node, indices: Sequence[Node]) -> Node:
     """x[indices[0], indices[1], ...]: one int64 index per axis of x, all of one shape, which is the result's."""
@@ -457,4 +473,6 @@ def rebuild(node: Node, args: tuple[Node, ...]) -> Node:
         return reduce(prim, args[0], a.axes)
     if prim.kind == "scan":
         return scan(prim, args[0], a.axis)
+    if prim.kind == "contract":
+        return contract(*args)
     return Node(prim, args, a, node.type)

@@ -7,8 +7,9 @@ Kinds
     input     a tensor handed to the graph                        const     one value at every index (the type gives the shape)
     iota      the index along one axis                            map       the same function at every index; args have one shape
     view      moves elements                                      reduce    combines along axes, which disappear
-    scan      running combination along one axis                  index     gather, scatter: positions are data
-    call      an opaque ATen call; `result` picks its k-th tensor loop      scalar expressions inside a loop program only
+    scan      running combination along one axis                  contract  products of two args, summed along one axis of each
+    index     gather, scatter: positions are data                 call      an opaque ATen call; `result` picks its k-th tensor
+    loop      scalar expressions inside a loop program only
 
 Arithmetic rows see float32, float64, integers and bool.  bfloat16 and float16 occur only in cast, bitcast, where and views:
 the aten layer computes them in float32 and rounds after each operation, as eager does.
@@ -28,7 +29,7 @@ import numpy as np
 from thermit.ir.types import Shape, TensorType
 from thermit.records import dataclass
 
-PrimKind = Literal["input", "const", "iota", "map", "view", "reduce", "scan", "index", "call", "loop"]
+PrimKind = Literal["input", "const", "iota", "map", "view", "reduce", "scan", "contract", "index", "call", "loop"]
 
 
 # ---------------------------------------------------------------------------------------------- attrs
@@ -225,6 +226,12 @@ def _shift(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     return lambda x, y: function(x, y.astype(x.dtype))
 
 
+def _matrix_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Sums of float32 are kept in float64, of float64 in long double, and rounded once."""
+    wide = np.float64 if left.dtype == np.float32 else np.longdouble
+    return np.matmul(left.astype(wide), right.astype(wide)).astype(left.dtype)
+
+
 # leaves
 INPUT = row("input", 0, "input", attrs=Slot, result="attrs")
 CONST = row("const", 0, "const", attrs=Value, result="attrs")
@@ -318,6 +325,9 @@ ARGMIN = row("argmin", 1, "reduce", np.argmin, attrs=Axes, result="attrs")
 # scan
 CUMSUM = row("cumsum", 1, "scan", np.cumsum, attrs=Axis)
 CUMPROD = row("cumprod", 1, "scan", np.cumprod, attrs=Axis)
+
+# contract: left [*batch, M, K], right [*batch, K, N], both float32 or float64 -> [*batch, M, N].  The order of the sums is the loops' choice
+CONTRACT = row("contract", 2, "contract", _matrix_product, result="attrs")
 
 # index.  gather: x, then one int64 index per axis of x, all of the result's shape.  scatter: base, value, then one int64
 # index per axis of base, all of value's shape, taken in row-major order.  An index outside [0, size) stops the program,

@@ -26,9 +26,11 @@ def _node(node: Node) -> str | None:
         return f"maps {[str(a.type) for a in node.args]} to {node.type}"
     if prim.kind == "map" and any(a.shape != node.shape for a in node.args):
         return f"maps shapes {[a.shape for a in node.args]} to {node.shape}"
-    arithmetic = prim.kind in ("map", "reduce", "scan") and prim not in (p.CAST, p.BITCAST, p.WHERE)
+    arithmetic = prim.kind in ("map", "reduce", "scan", "contract") and prim not in (p.CAST, p.BITCAST, p.WHERE)
     if arithmetic and any(a.dtype.is_half for a in node.args):
         return f"computes in {node.args[0].dtype}"
+    if prim.kind == "contract" and node.shape != (*node.args[0].shape[:-1], node.args[1].shape[-1]):
+        return f"multiplies {node.args[0].shape} by {node.args[1].shape} to {node.shape}"
     if prim.kind in ("view", "reduce", "scan"):
         again = build.rebuild(node, (*node.args,)) if not node.args else node
         if again.type != node.type:

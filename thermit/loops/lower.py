@@ -21,6 +21,7 @@ from thermit.loops.canonical import canonical
 from thermit.loops.index import ZERO, number
 from thermit.loops.layout import Layout, Seen, choose
 from thermit.loops.nest import LoopProgram, Store
+from thermit.loops.product import lower_product, product_in
 from thermit.loops.pull import Index, Pull, both, product
 from thermit.loops.strips import StripPull
 from thermit.schedule.kernel import Kernel, Stored, match
@@ -39,6 +40,9 @@ def lower(kernel: Kernel) -> LoopProgram:
 def _lowered(kernel: Kernel) -> LoopProgram:
     if any(s.node.prim is p.SCATTER for s in kernel.stores) and all(load.node is not kernel.stores[0].node for load in kernel.loads):
         return lower_scatter(kernel)
+    contract = product_in(kernel)
+    if contract is not None:
+        return lower_product(kernel, contract)
     layout = _layout(kernel)
     return _build(StripPull(kernel, layout) if layout.strip else Pull(kernel, layout))
 

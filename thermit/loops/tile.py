@@ -11,19 +11,21 @@ register, anything else one a lane.  The cheapest assignment is found from the l
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import field, replace
 
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import BOOL, FLOAT32, INT64
 from thermit.loops.ahead import fetched_ahead
+from thermit.loops.blocking import HasRegisters
 from thermit.loops.blocks import blocked
+from thermit.loops.contraction import packed
 from thermit.loops.index import Indices, number
 from thermit.loops.narrow import narrowed
 from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store, Tile
 from thermit.loops.peel import peel
+from thermit.loops.product import plain
 from thermit.loops.rewrite import replaced, substitute
 from thermit.records import dataclass
 
@@ -44,19 +46,11 @@ SUM_ELEMS = 2048  # of a block of a long float32 sum in the lanes of a register
 SUM_TERMS = 32  # of a block of a float32 sum one after the other (half of it in short sums): as accurate as eager's cascade of 16
 GATHER = 3.0  # cycles a lane of a gather or scatter
 APART = 2.0  # cycles a register of what lies between lanes that are two to four elements apart
+USUAL_EXTENT = 64  # of a loop whose extent is not known
 CYCLE_NS = 0.3
 BYTE_NS = 0.08  # of memory that is streamed, on one core
 COSTS = {p.DIV: 5.0, p.SQRT: 6.0, p.REM: 20.0, p.WHERE: 1.0, p.CAST: 1.0, p.MIN: 2.0, p.MAX: 2.0}
 COST_COSTLY = 20.0  # exp, sin, ...: a polynomial and its range reduction
-
-
-class HasSizes(Protocol):
-    """What loops know of a target."""
-
-    @property
-    def vector_bits(self) -> int: ...
-    @property
-    def l2_bytes(self) -> int: ...
 
 
 def operation_cost(node: Node) -> float:
@@ -79,6 +73,7 @@ class Work:
     nodes: set[Node]
     stores: list[Store]
     children: list[Work]
+    tiles: list[Tile] = field(default_factory=list)
     trips: int = 1  # of the loop and those around it
     vector: bool = False
     width: int = 1
@@ -100,8 +95,8 @@ class Weigher:
 
     # ------------------------------------------------------------------ what is computed where
     def collect(self, loop: For) -> Work:
-        extent = loop.extent if isinstance(loop.extent, int) else 64
-        work = Work(loop, extent, set(), [], [], extent * (self.path[-1].trips if self.path else 1))
+        extent = _extent(loop)
+        work = Work(loop, extent, set(), [], [], trips=extent * (self.path[-1].trips if self.path else 1))
         self.path.append(work)
         depth = {w.loop.index: d for d, w in enumerate(self.path)}
         for a in loop.accs:
@@ -118,7 +113,8 @@ class Weigher:
             elif isinstance(s, Check):
                 roots.append(s.ok)
             elif isinstance(s, Tile):
-                roots += [*s.left, s.right, s.offset]
+                work.tiles.append(s)
+                roots.append(s.offset)
         for a in loop.accs:
             roots += [a.value] if a.position is None else [a.value, a.position]
         levels: dict[Node, int] = {}
@@ -179,6 +175,9 @@ class Weigher:
         for a in work.loop.accs:
             bits = a.value.dtype.bits
             total += (1.0 if a.combine not in (p.ARGMAX, p.ARGMIN) else 4.0) * (1.0 if index is None else self.registers(bits, width))
+        for t in work.tiles:  # two multiply-adds a cycle
+            steps = t.extent if isinstance(t.extent, int) else USUAL_EXTENT
+            total += steps * len(t.left) * self.registers(t.right.dtype.bits, t.width) / 2
         return total
 
     def inside(self, work: Work, index: Node | None, width: int) -> float:
@@ -218,6 +217,8 @@ class Weigher:
         stack = [work]
         while stack:
             w = stack.pop()
+            if w.tiles or (w is not work and w.loop.mode == "vector"):
+                return False
             if any(a.combine is None for a in w.loop.accs) and w is work:
                 return False
             if any(s.memory in self.row_names and not self.step(s.offset, work.loop.index) for s in w.stores):
@@ -234,6 +235,9 @@ class Weigher:
     def best(self, work: Work, in_top: bool = False) -> float:
         """Marks the loops of the subtree that become vectors; the cost of one run."""
         serial = work.extent * (1.0 + self.own_cost(work, None, 1) + sum(self.best(c) for c in work.children))
+        if work.loop.mode == "vector":  # it has been decided
+            work.vector, work.width = True, work.loop.width
+            return work.extent / work.width * (1.0 + self.own_cost(work, work.loop.index, work.width))
         if work.extent < 2 or not self.can_vectorize(work):
             return serial
         width = self.width_for(work)
@@ -257,6 +261,14 @@ class Weigher:
 
 
 # ---------------------------------------------------------------------------------------------- rewriting
+def _extent(loop: For) -> int:
+    """How often a loop runs, at most or usually."""
+    if isinstance(loop.extent, int):
+        return loop.extent
+    limits = [a.attrs.value for a in loop.extent.args if a.prim is p.CONST] if loop.extent.prim is p.MIN else []
+    return int(min(limits, default=USUAL_EXTENT))
+
+
 def _node_count(work: Work) -> float:
     """Instructions of a body, roughly."""
     return sum(max(1.0, operation_cost(n)) for n in work.nodes) + sum(_node_count(c) for c in work.children)
@@ -298,7 +310,7 @@ def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices
         accs = tuple(replace(a, lanes=work.lanes) if a.combine is not None else a for a in loop.accs)
         return replace(loop, mode="vector", width=work.width, accs=accs)
     small = isinstance(loop.extent, int) and loop.extent <= UNROLL_EXTENT and loop.extent * _node_count(work) <= UNROLL_NODES
-    vector_below = any(isinstance(s, For) and s.mode == "vector" for s in loop.body)
+    vector_below = any(isinstance(s, Tile) or (isinstance(s, For) and s.mode == "vector") for s in loop.body)
     return replace(loop, mode="unroll") if small and not vector_below and loop.extent != 1 else loop
 
 
@@ -359,12 +371,13 @@ def _lengthen(program: LoopProgram) -> LoopProgram:
     return program
 
 
-def tile(program: LoopProgram, target: HasSizes) -> LoopProgram:
+def tile(program: LoopProgram, target: HasRegisters) -> LoopProgram:
     """The program with vector, unrolled and parallel loops for the target."""
-    made = blocked(program, target.vector_bits)
+    product = packed(program, target)
+    made = blocked(program, target.vector_bits) if product is None else None
     if made is not None:
         return made
-    program = narrowed(program)
+    program = product or narrowed(plain(program))
     weigher = Weigher(program, target.vector_bits)
     weigher.best(weigher.top)
     top = _modes(weigher.top, False, {}, weigher.indices)

@@ -94,7 +94,7 @@ class Weighing:
             count += 1
             if count > LIMIT_PLACES:
                 raise TooMany
-            if node.args and (node not in self.leaves or node in roots):
+            if node.args and (node not in self.leaves or node in roots) and node.prim is not p.CONTRACT:  # which reads memory only
                 stack += self.below(node, place)
 
     def enclose(self, labels: Labels) -> None:
@@ -221,7 +221,7 @@ class Weighing:
         """Maps that views, gathers and reductions read, and that are computed too often or one lane at a time."""
         roots = (self.root.node,)
         moved = {a for n in self.places if n.prim.kind != "map" and (n not in self.leaves or n in roots) for a in n.args}
-        maps = (n for n in moved if n.prim.kind == "map" and n not in self.leaves and n not in roots and n.type.numel > 1)
+        maps = (n for n in moved if n in self.places and n.prim.kind == "map" and n not in self.leaves and n not in roots and n.type.numel > 1)
         long = self.code > LIMIT_CODE
 
         def is_repeated(n: Node) -> bool:
@@ -246,7 +246,7 @@ class Weighing:
                 inside[node] = frozenset((node,))
                 waste[node] = self.reads(node) if any(place.scattered for place in self.places[node].values()) else 0.0
                 continue
-            inside[node] = frozenset((node,)).union(*(inside[a] for a in node.args))
+            inside[node] = frozenset((node,)).union(*(inside[a] for a in node.args if a in inside))
             waste[node] = self.waste(node) if node.prim.kind == "map" else 0.0
             if node in again:
                 out.append((sum(waste[n] for n in inside[node]) - self.reads(node) - node.type.numel * memory_cost(node), node))

@@ -9,7 +9,8 @@ What comes in: a graph.  What goes out: a `Schedule` of kernels and calls in an 
 Kernels are grown from the consumers down: a root pulls in everything below it until a leaf.  A reduction stays inside if the
 loops of the kernel compute it once per element (see trace.py); it is stored if it would be computed again and again, if its rows
 run across those of the others, or if two kernels need it.  Whenever a rule stores a value, the kernels are grown again; every
-rule only ever adds to what is stored, so this ends.
+rule only ever adds to what is stored, so this ends.  A matrix product shares its kernel with what is done with each element of it,
+and nothing else (see products.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from thermit.schedule.cost import COST_SHARED, LIMIT_LOADS, LIMIT_NODES, SMALL_E
 from thermit.schedule.group import Group, Root
 from thermit.schedule.kernel import Refusal, Schedule
 from thermit.schedule.order import arrange
+from thermit.schedule.products import find
 from thermit.schedule.split import copied, split
 from thermit.schedule.trace import Labels, Trace, reshaped, trace
 
@@ -50,6 +52,9 @@ class Fusion:
             for arg in node.args:
                 self.below[node] |= self.below[arg]
         self.want()
+        self.products = find(self.order, self.readers, self.below, self.bit, {r.node for r in self.roots})
+        for node, reason in self.products.stored.items():
+            self.want_shared(node, reason)
 
     # ------------------------------------------------------------------ what must be stored
     def want(self) -> None:
@@ -148,9 +153,16 @@ class Fusion:
         alone = root.node in self.apart
         open_to = set() if alone else {n for n in wanted if n not in taken and n not in self.apart and n not in self.stored}
         absorbed: set[Node] = set()
+        product = self.products.home.get(root.node)
+        operands = self.products.operands[product] if product is not None else ()
 
         def leaf(node: Node, labels: Labels, so_far: Trace) -> bool:
             if node.prim in (p.INPUT, p.RESULT) or node in self.stored or (node in wanted and node not in open_to):
+                return True
+            if node in operands or self.products.home.get(node, product) is not product:  # made by the kernel of another product
+                return True
+            if product is not None and (node.prim.kind in ("reduce", "scan") or node.prim in (p.GATHER, p.CHECK)):
+                self.store(node, "a matrix product does with each element what is done with it alone")
                 return True
             return node.prim.kind == "reduce" and self.refuses(node, labels, so_far, root)
 
@@ -345,6 +357,8 @@ class Fusion:
             return False
         if any(m.prim.kind == "scan" for g in (group, other) for m in g.trace.visits):
             return False
+        if [n for n in group.trace.visits if n.prim is p.CONTRACT] != [n for n in other.trace.visits if n.prim is p.CONTRACT]:
+            return False
         if group.rows != other.rows or self.waits(group, other):
             return False
         small = a.type.numel <= SMALL_ELEMS and all(n.type.numel <= SMALL_ELEMS for n in group.reads | other.reads)
@@ -397,7 +411,7 @@ class Fusion:
             if node not in shared:
                 continue
             more, loads = counts[node] - 1, leaves[node].bit_count()
-            if node.prim.kind in ("reduce", "scan") or (node.prim is p.CHECK):
+            if node.prim.kind in ("reduce", "scan", "contract") or (node.prim is p.CHECK):
                 self.want_shared(node, "several kernels read it")
             elif all(r in shared for r in self.readers[node]) or node.prim.kind != "map":
                 continue

@@ -1,7 +1,7 @@
 """How often each value of a kernel is needed: which loop variables its index depends on.
 
 What comes in: a root and the set of leaves.  What goes out: every value between them with its labels, one per axis: the variable
-that runs along it, none, or several (the axis is a mixture).  A reduction starts a variable for each of its axes.  No index
+that runs along it, none, or several (the axis is a mixture).  A reduction starts a variable for each of its axes, a product one.  No index
 arithmetic happens here: labels are enough to count how often a loop would compute a value.
 """
 
@@ -101,10 +101,10 @@ def below(node: Node, labels: Labels, trace: Trace) -> list[tuple[Node, Labels]]
         case "reshape":
             return [(args[0], reshaped(labels, node.shape, args[0].shape))]
         case "permute":
-            inner = [0] * len(labels)
+            moved = [0] * len(labels)
             for k, axis in enumerate(attrs.order):
-                inner[axis] = labels[k]
-            return [(args[0], tuple(inner))]
+                moved[axis] = labels[k]
+            return [(args[0], tuple(moved))]
         case "expand":
             return [(args[0], tuple(0 if n == 1 else label for label, n in zip(labels, args[0].shape, strict=True)))]
         case "slice":
@@ -117,6 +117,9 @@ def below(node: Node, labels: Labels, trace: Trace) -> list[tuple[Node, Labels]]
             rank = len(attrs.strides)
             lead = len(labels) - 2 * rank
             return [(args[0], (*labels[:lead], *(o | t for o, t in zip(labels[lead : lead + rank], labels[lead + rank :], strict=True))))]
+    if prim is p.CONTRACT:
+        inner = trace.variable(args[0].shape[-1], trace.closed(labels))
+        return [(args[0], (*labels[:-1], inner)), (args[1], (*labels[:-2], inner, labels[-1]))]
     everything = 0
     for label in labels:
         everything |= label

@@ -1,0 +1,90 @@
+"""Matrix products: what is done with each element before it is stored, and what their sides are read from.
+
+What comes in: the values of a graph in order.  What goes out: `Products`.
+
+    x = contract(permute(a), b);  y = gelu(x + bias);  z = softmax(y)
+
+A product shares its kernel with its *epilogue*: the maps and reshapes above it that read it element by element, in order, together
+with values that are not made of it (x, x + bias, gelu).  What others read of an epilogue (y) goes to memory, and so does what a side is
+made of, up to views and casts: a product reads each element many times.
+
+Invariant: an epilogue has one product, and no value is in two epilogues; so no kernel has two products, and none is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
+
+from thermit.ir import prims as p
+from thermit.ir.node import Node
+from thermit.ir.types import Shape
+from thermit.records import dataclass
+
+_SEEN_THROUGH = (p.RESHAPE, p.PERMUTE, p.EXPAND, p.SLICE, p.STRIDED, p.CAST)
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """`home`: the product of each value of an epilogue, of the product itself too; `operands`: what the sides of a product are read from;
+    `stored`: values that go to memory, with the reason."""
+
+    home: dict[Node, Node] = field(default_factory=dict)
+    operands: dict[Node, set[Node]] = field(default_factory=dict)
+    stored: dict[Node, str] = field(default_factory=dict)
+
+
+def find(
+    order: Sequence[Node], readers: Mapping[Node, Sequence[Node]], below: Mapping[Node, int], bit: Mapping[Node, int], roots: set[Node]
+) -> Products:
+    """The products of a graph; `below`: what each value is made of, as bits."""
+    found = Products()
+    products = [node for node in order if node.prim is p.CONTRACT]
+    if not products:
+        return found
+    for node in order:
+        product = node if node.prim is p.CONTRACT else _product_of(node, found.home, below, bit)
+        if product is not None:
+            found.home[node] = product
+    for node in reversed(order):  # a reshape at the end is a way to read what is below
+        home = found.home.get(node)
+        if node.prim is p.RESHAPE and home is not None and node not in roots and all(found.home.get(r) is not home for r in readers.get(node, ())):
+            del found.home[node]
+    for product in products:
+        found.operands[product] = set(_operands(product))
+        found.stored.update(dict.fromkeys(found.operands[product], "a matrix product reads it many times"))
+    for node, product in found.home.items():
+        if any(found.home.get(r) is not product for r in readers.get(node, ())):
+            found.stored.setdefault(node, "the end of what a matrix product does with each element")
+    return found
+
+
+def _product_of(node: Node, home: Mapping[Node, Node], below: Mapping[Node, int], bit: Mapping[Node, int]) -> Node | None:
+    """The product in whose epilogue a map or reshape is: of several, the last, whose kernel then reads the others from memory."""
+    if node.prim.kind != "map" and node.prim is not p.RESHAPE:
+        return None
+    candidates = {home[a] for a in node.args if a in home}
+    for product in sorted(candidates, key=lambda c: -bit[c]):
+        apart = all(home.get(a) is product or not below[a] & bit[product] for a in node.args)
+        if apart and _keeps_columns(node.shape, product.shape[-1]):
+            return product
+    return None
+
+
+def _keeps_columns(shape: Shape, columns: int) -> bool:
+    """Whether the last axes of a shape are those of a row."""
+    size = 1
+    for n in reversed(shape):
+        if size == columns:
+            return True
+        size *= n
+    return size == columns
+
+
+def _operands(product: Node) -> Iterator[Node]:
+    """What the sides are made of, below views and casts."""
+    for side in product.args:
+        while side.prim in _SEEN_THROUGH:
+            (side,) = side.args
+        if side.prim not in (p.INPUT, p.RESULT, p.CONST, p.IOTA):
+            yield side
