@@ -120,6 +120,45 @@ def test_of_the_parameters_of_a_module(asked: str) -> None:
         assert torch.equal(jitted(x), function(x))
 
 
+def _all_of(tensors: Any, ask: Callable[[torch.Tensor], Any]) -> Any:
+    return sum(ask(t) for t in tensors)
+
+
+HANDED: dict[str, Callable[[Module, Callable[[torch.Tensor], Any]], Any]] = {
+    "one by name": lambda m, ask: ask(m.get_parameter("t")),
+    "the first": lambda m, ask: ask(next(m.parameters())),
+    "named": lambda m, ask: sum(ask(p) for _, p in m.named_parameters()),
+    "in a list": lambda m, ask: _all_of([*m.parameters()], ask),
+    "in a dict": lambda m, ask: _all_of(dict(m.named_parameters()).values(), ask),
+    "through a generator": lambda m, ask: _all_of((p for p in m.parameters()), ask),
+    "mapped": lambda m, ask: sum(map(ask, m.parameters())),
+    "of its state": lambda m, ask: _all_of(m.state_dict(keep_vars=True).values(), ask),
+}
+
+
+@pytest.mark.parametrize("way", HANDED)
+@pytest.mark.parametrize("asked", ["mark", "has", "private", "vars", "dir"])
+def test_of_tensors_that_a_module_hands_out(asked: str, way: str) -> None:
+    module, x = Module(torch.ones(3)), torch.ones(3)
+    function = lambda x: x * HANDED[way](module, ASKED[asked])  # noqa: E731
+    jitted = thermit.jit(function)
+    for _ in range(2):
+        assert torch.equal(jitted(x), function(x))
+    _change(module.t)
+    for _ in range(2):
+        assert torch.equal(jitted(x), function(x))
+
+
+def test_a_walk_over_parameters_is_compiled() -> None:
+    module, x = Module(torch.ones(3)), torch.ones(3)
+
+    def function(x: torch.Tensor) -> Any:
+        kinds = {p.dtype for p in module.parameters() if not hasattr(x, "none")}
+        return x.to(next(iter(kinds))) * getattr(x, "none", 2)
+
+    assert torch.equal(thermit.jit(function, strict=True)(x), function(x))
+
+
 def test_of_a_tensor_at_two_places() -> None:
     a, b = torch.ones(3), torch.ones(3)
     a.mark = b.mark = 2  # type: ignore[attr-defined]

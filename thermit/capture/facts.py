@@ -72,7 +72,11 @@ _OWN_FACTS = frozenset(
         "_post_accumulate_grad_hooks",
     )
 )
-_WALKS = frozenset(("parameters", "named_parameters", "buffers", "named_buffers", "state_dict"))
+_WALKS = frozenset(("state_dict",))
+# What of torch's own code hands the tensors of a module to the user's.
+_HANDING_CODES = frozenset(
+    getattr(torch.nn.Module, name).__code__ for name in ("parameters", "named_parameters", "buffers", "named_buffers", "get_parameter", "get_buffer")
+)
 _WARNS = frozenset(("warn", "warn_explicit"))
 _READING_CODES = frozenset(
     getattr(torch.Tensor, name).__code__ for name in ("__array__", "__dlpack__", "storage", "is_shared", "__reduce_ex__", "__deepcopy__")
@@ -210,6 +214,8 @@ class Watcher:
             del self._frames[frame]
             if arg is not None and (not is_quiet(arg) or id(arg) in self.objects.places):
                 self._returned(frame, arg)
+        elif event == "return" and arg is not None and frame.f_code in _HANDING_CODES:
+            self._handed(frame, arg)
 
     def _refuse(self, reason: str, frame: FrameType | None) -> None:
         if self.refused is not None:
@@ -417,7 +423,7 @@ class Watcher:
             below: list[Any] = []
             for part in level:
                 for child in gc.get_referents(part):
-                    if id(child) in self.objects.known:
+                    if id(child) in self.objects.known or id(child) in self.objects.places:
                         found.append(child)
                     elif id(child) not in seen and len(seen) < 500 and self._is_new_holder(child):
                         below.append(child)
@@ -438,6 +444,15 @@ class Watcher:
             caller = caller.f_back
         if known and caller is not None and caller in self._frames:
             self.objects.follow(self._frames[caller], known)
+
+    def _handed(self, frame: FrameType, value: Any) -> None:
+        """A tensor of a module (or its name and itself) that torch's own code hands to the user's: known by its place from now on."""
+        tensor = value[-1] if type(value) is tuple else value
+        if frame.f_back is None or code_origin(frame.f_back.f_code) is LIBRARY or is_stand_in(tensor):
+            return
+        if self.find(tensor) is None:
+            self._refuse("walks over tensors whose place is not known", frame)
+        self._returned(frame, tensor)
 
     def _standard(self, frame: FrameType) -> None:
         """Code of the standard library: sees whatever it is given, and some of it has effects."""
