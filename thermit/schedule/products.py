@@ -21,7 +21,7 @@ from thermit.ir.node import Node
 from thermit.ir.types import Shape
 from thermit.records import dataclass
 
-_SEEN_THROUGH = (p.RESHAPE, p.PERMUTE, p.EXPAND, p.SLICE, p.STRIDED, p.CAST)
+_SEEN_THROUGH = (p.RESHAPE, p.PERMUTE, p.EXPAND, p.SLICE, p.STRIDED, p.PAD, p.WINDOW, p.CAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _keeps_columns(shape: Shape, columns: int) -> bool:
 def _operands(product: Node) -> Iterator[Node]:
     """What the sides are made of, below views and casts."""
     for side in product.args:
-        while side.prim in _SEEN_THROUGH:
-            (side,) = side.args
+        while side.prim in _SEEN_THROUGH and (side.prim is not p.PAD or side.args[1].prim is p.CONST):
+            side = side.args[0]
         if side.prim not in (p.INPUT, p.RESULT, p.CONST, p.IOTA):
             yield side
