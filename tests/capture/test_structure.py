@@ -198,6 +198,44 @@ def test_what_existed_is_returned_itself() -> None:
     assert built[0] is other and built[1] is items and built[2] is X
 
 
+def test_objects_that_the_function_made_are_built_again() -> None:
+    class Layer(Plain):
+        size = 3
+
+        def __init__(self, keys: Any) -> None:
+            self.keys, self.owner = keys, None
+
+    first, second = Layer(X), Layer(Y)
+    first.owner = second.owner = box = Box([first.keys])  # type: ignore[assignment]
+    template, leaves = result_template({"layers": [first, second], "box": box}, leaf, lambda _: None, lambda v: type(v) is Layer)
+    doubled = [t * 2 for t in leaves]
+    built = template.build(doubled, Call((), {}))
+    layers = built["layers"]
+    assert type(layers[0]) is Layer and layers[0] is not first and layers[0].size == 3
+    assert layers[0].keys is doubled[0] and layers[1].keys is doubled[1]
+    assert layers[0].owner is layers[1].owner is built["box"] and built["box"].value[0] is doubled[0]
+
+
+def test_objects_that_have_more_than_a_dict_cannot_be_built() -> None:
+    class Slots:
+        __slots__ = ("a",)
+
+    class Closed(Plain):
+        def __del__(self) -> None:
+            pass
+
+    class Own(Plain):
+        def __new__(cls) -> Any:
+            return object.__new__(cls)
+
+    class Number(int):
+        pass
+
+    for value in (Slots(), Closed(), Own(), Number(3), ValueError(), torch.nn.Identity()):
+        with pytest.raises(NotStatic):
+            result_template(value, leaf, lambda _: None, lambda _: True)
+
+
 def test_a_loop_or_a_new_object_cannot_be_built() -> None:
     for value in (Plain(), [Plain()], lambda: 1, iter([]), Options(a=1), (k for k in ())):
         with pytest.raises(NotStatic):

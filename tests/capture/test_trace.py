@@ -437,6 +437,36 @@ def test_the_answer_of_is_compiling_is_used_as_a_bool():
     assert torch.equal(thermit.jit(f, strict=True)(torch.zeros(1)), torch.full((1,), 0.0 + 1 + 2 + 3 + 6))
 
 
+class Cache:
+    def __init__(self, tag=None):
+        self.layers, self.tag = [], tag
+
+    def update(self, x):
+        self.layers.append(x * 2)
+        return self.layers[-1]
+
+
+def test_a_new_object_in_the_result_is_made_at_each_call():
+    def f(x):
+        cache = Cache()
+        return {"y": cache.update(x) + 1, "cache": cache}
+
+    jitted = thermit.jit(f, strict=True)
+    first, second = jitted(torch.ones(3)), jitted(torch.full((3,), 2.0))
+    assert type(first["cache"]) is Cache and first["cache"] is not second["cache"]
+    assert torch.equal(first["cache"].layers[0], torch.full((3,), 2.0)) and torch.equal(second["cache"].layers[0], torch.full((3,), 4.0))
+    assert jitted._state.compiled == 1
+
+
+def test_an_object_that_existed_is_returned_itself():
+    held = [Cache(1)]
+    jitted = thermit.jit(lambda x, c: (x + 1, c, held[0]), strict=True)
+    given = Cache(2)
+    for _ in range(2):
+        _, back, other = jitted(torch.ones(3), given)
+        assert back is given and other is held[0]
+
+
 def test_lines_of_the_user_are_known():
     lines = thermit.jit(write_rows).trace(rand(4, 6)).lines
     names = {line[0].co_name for line in lines.values()}

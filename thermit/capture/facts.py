@@ -110,6 +110,7 @@ class Watcher:
         self.objects = Reach(call)
         self.find, self.place, self.lacks = self.objects.find, self.objects.place, self.objects.lacks
         self._fresh: dict[int, Any] = {}
+        self._made: frozenset[int] = frozenset()
         self._cells: dict[int, CellType] = {}
         self._frames: dict[FrameType, Names] = {}
         self._frames_done: set[Any] = set()
@@ -143,6 +144,7 @@ class Watcher:
         if self._stopped:
             return
         self.pause()
+        self._made = frozenset(self._fresh)
         self._fresh.clear()  # may hold stand-ins, which must not outlive the trace
         self._frames.clear()
         self.objects.looked.clear()
@@ -151,6 +153,10 @@ class Watcher:
         elif hasattr(self._profiler, "enable"):  # cProfile: it misses what the function does while it is traced
             self._profiler.enable()
         self._stopped = True
+
+    def made(self, value: Any) -> bool:
+        """Whether an object of the function's result was constructed while it ran (asked when the watch is over)."""
+        return id(value) in self._made
 
     def adopt(self, copies: Sequence[tuple[Any, Any]]) -> None:
         """Copies of containers of the call stand for the containers themselves."""

@@ -8,6 +8,7 @@ the caller's own afterwards.  Invariant: the caller's containers never hold a st
 
 from __future__ import annotations
 
+import abc
 import copy
 import dataclasses
 import functools
@@ -231,8 +232,8 @@ class Template:
 
 
 class _Builder:
-    def __init__(self, is_leaf: Callable[[Any], bool], place: Callable[[Any], Source | None]) -> None:
-        self.is_leaf, self.place = is_leaf, place
+    def __init__(self, is_leaf: Callable[[Any], bool], place: Callable[[Any], Source | None], made: Callable[[Any], bool]) -> None:
+        self.is_leaf, self.place, self.made = is_leaf, place, made
         self.leaves: list[Any] = []
         self.numbers: dict[int, int] = {}
         self.nodes: dict[int, Build] = {}
@@ -293,6 +294,8 @@ class _Builder:
             return lambda tensors, call, made: node.unflatten_fn([p(tensors, call, made) for p in parts], context)
         if dataclasses.is_dataclass(value) and not isinstance(value, type | torch.nn.Module):
             return self._dataclass(kind, value)
+        if self.made(value) and _is_plain(kind):
+            return self._object(kind, value)
         return self._constant(value)
 
     def _sequence(self, kind: type, value: Any) -> Build:
@@ -323,6 +326,19 @@ class _Builder:
 
         return build
 
+    def _object(self, kind: type, value: Any) -> Build:
+        """An object whose whole state is in its dict."""
+        parts = [(name, self.node(part)) for name, part in vars(value).items()]
+
+        def build(tensors: Sequence[torch.Tensor], call: Call, made: dict[int, Any]) -> Any:
+            new: Any = object.__new__(kind)
+            own = new.__dict__
+            for name, part in parts:
+                own[name] = part(tensors, call, made)
+            return new
+
+        return build
+
     def _constant(self, value: Any) -> Build:
         leaves = Leaves()
         freeze(value, leaves)
@@ -331,13 +347,30 @@ class _Builder:
         return lambda tensors, call, made: value
 
 
-def result_template(value: Any, is_leaf: Callable[[Any], bool], place: Callable[[Any], Source | None]) -> tuple[Template, list[Any]]:
+def _is_plain(kind: type) -> bool:
+    """Whether objects of this class can be made without running its code: all their state is in a dict, and nothing waits for their end."""
+    ordinary = type(kind) in (type, abc.ABCMeta) and kind.__new__ is object.__new__ and not issubclass(kind, torch.nn.Module)
+    return ordinary and kind.__basicsize__ == _Plain.__basicsize__ and kind.__dictoffset__ == _Plain.__dictoffset__ and not hasattr(kind, "__del__")
+
+
+class _Plain:
+    pass
+
+
+def _nothing_made(value: Any) -> bool:
+    return False
+
+
+def result_template(
+    value: Any, is_leaf: Callable[[Any], bool], place: Callable[[Any], Source | None], made: Callable[[Any], bool] = _nothing_made
+) -> tuple[Template, list[Any]]:
     """How to build results like `value`, and its leaves (each object once) in the order in which `Template.build` wants their tensors.
 
     `place(object)` tells where an object that existed before the call lives (it is then read from there, so it stays the same object);
-    None for what the function made.  Raises NotStatic for a result that cannot be built again.
+    None for what the function made.  `made(object)` tells of an object of a class whether the function has made it.  Raises NotStatic for
+    a result that cannot be built again.
     """
-    builder = _Builder(is_leaf, place)
+    builder = _Builder(is_leaf, place, made)
     node = builder.node(value)
     kind = ""
     if is_leaf(value):
