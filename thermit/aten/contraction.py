@@ -2,7 +2,8 @@
 
 float32 and float64 only: integers, half types and complex are left to PyTorch.  A product whose result has one row or one column reads
 each element of its larger side once, so it is bound by memory: it becomes a sum of elementwise products, which streams that side
-in the order in which it lies.  What is added, scaled or applied afterwards is elementwise, and fused behind the product.
+in the order in which it lies.  What is added, scaled or applied afterwards is elementwise, and fused behind the product.  addbmm has no row: eager rounds after each batch, and where batches cancel even the
+true value is too far from that.
 """
 
 from __future__ import annotations
@@ -61,16 +62,6 @@ def addmm(self: Node, mat1: Node, mat2: Node, *, beta: Number = 1, alpha: Number
 @lower(aten.baddbmm.default)
 def baddbmm(self: Node, batch1: Node, batch2: Node, *, beta: Number = 1, alpha: Number = 1) -> Lowered:
     return added(self, matrix_product(batch1, batch2), beta, alpha) if is_multiplied(self, batch1, batch2) else NotImplemented
-
-
-@lower(aten.addbmm.default)
-def addbmm(self: Node, batch1: Node, batch2: Node, *, beta: Number = 1, alpha: Number = 1) -> Lowered:
-    """The products of all batches, added up: one product, as deep as all of them."""
-    if not is_multiplied(self, batch1, batch2):
-        return NotImplemented
-    batch, rows, depth = batch1.shape
-    left = b.reshape(b.permute(batch1, (1, 0, 2)), (rows, batch * depth))
-    return added(self, matrix_product(left, b.reshape(batch2, (batch * depth, batch2.shape[2]))), beta, alpha)
 
 
 def _column(x: Node) -> Node:
