@@ -7,6 +7,8 @@ Invariant: nothing is touched where the mask is false, and there is no branch: a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from thermit.codegen.literals import memory_type, vector
 from thermit.codegen.target import Target
 from thermit.codegen.writer import FunctionWriter
@@ -151,6 +153,41 @@ def interleaved(w: FunctionWriter, raws: list[str], dtype: DType, width: int) ->
     order = ", ".join(f"i32 {k * width + lane}" for lane in range(width) for k in range(step))
     other = pairs[1] if len(pairs) > 1 else "poison"
     return w.op(f"shufflevector {two} {pairs[0]}, {two} {other}, <{step * width} x i32> <{order}>")
+
+
+def turned(w: FunctionWriter, raws: list[str], dtype: DType) -> list[str]:
+    """As many vectors as they have lanes, transposed: first pairs or fours inside of 128 bits, which is one instruction each, then blocks of 128."""
+    kind, width = memory_type(dtype), len(raws)
+    inside = min(16 // dtype.itemsize, width)
+
+    def shuffled(x: str, y: str, order: list[int]) -> str:
+        of = vector(kind, width)
+        return w.op(f"shufflevector {of} {x}, {of} {y}, <{width} x i32> <{', '.join(f'i32 {k}' for k in order)}>")
+
+    def blocks(low: Sequence[int]) -> list[int]:
+        """The same inside of each 128 bits: numbers from `inside` on are lanes of the second vector."""
+        return [b + (k if k < inside else k - inside + width) for b in range(0, width, inside) for k in low]
+
+    rows = list(raws)
+    if inside == 2:
+        rows = [shuffled(rows[k // 2 * 2], rows[k // 2 * 2 + 1], blocks((0, 2) if k % 2 == 0 else (1, 3))) for k in range(width)]
+    elif inside == 4:
+        pairs = []
+        for k in range(0, width, 4):
+            a, b, c, d = rows[k : k + 4]
+            for low in ((0, 4, 1, 5), (2, 6, 3, 7)):
+                x, y = shuffled(a, b, blocks(low)), shuffled(c, d, blocks(low))
+                pairs += [shuffled(x, y, blocks((0, 1, 4, 5))), shuffled(x, y, blocks((2, 3, 6, 7)))]
+        rows = pairs
+    step = inside
+    while step < width:  # blocks of `step` lanes change places across the diagonal
+        for k in range(width):
+            if not k & step:
+                x, y = rows[k], rows[k + step]
+                rows[k] = shuffled(x, y, [lane if not lane & step else width + lane - step for lane in range(width)])
+                rows[k + step] = shuffled(x, y, [lane + step if not lane & step else width + lane for lane in range(width)])
+        step *= 2
+    return rows
 
 
 def places(w: FunctionWriter, memory: Memory, first: str, factor: int, width: int) -> list[str]:

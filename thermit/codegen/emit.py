@@ -107,26 +107,60 @@ class Kernel(ExpressionWriter):
     def _stores(self, stores: Sequence[Store]) -> None:
         """Neighbours act at once: everything is read before the first of them writes."""
         groups = list(self._interleaved(stores))
+        if any(len(group) > 1 and self._turns(group[0]) for group in groups) and not self._read_each_other(stores):
+            for group in groups:  # one after another: registers are few
+                (self._prepared(group[0]) if len(group) == 1 else self._prepared_turned(group))()
+            self.forget(self.writes_of(tuple(stores)))
+            return
         for write in [self._prepared(group[0]) if len(group) == 1 else self._prepared_group(group) for group in groups]:
             write()
         self.forget(self.writes_of(tuple(stores)))
 
+    def _read_each_other(self, stores: Sequence[Store]) -> bool:
+        return bool(self.writes_of(tuple(stores)) & self.reads_of(exprs_of(tuple(stores))))
+
+    def _turns(self, first: Store) -> bool:
+        """Whether a store may be the first of as many as there are lanes, side by side, each lane further apart than that."""
+        if self.lanes is None or self.lanes.mask is not None or self._only is not None or first.value.dtype.bits not in (32, 64):
+            return False
+        step, width = self.steps.step(first.offset), self.lanes.width
+        return step is not None and step > MOST_APART and step >= width and width * first.value.dtype.bits in (128, self.target.vector_bits)
+
     def _interleaved(self, stores: Sequence[Store]) -> Iterator[Sequence[Store]]:
-        """The stores one by one; those that fill every place between their lanes (the parts of complex numbers) together."""
+        """The stores one by one; together those that fill every place between their lanes (the parts of complex numbers), and those that
+        stand side by side in each lane (columns of a matrix that is transposed)."""
         k = 0
         while k < len(stores):
             first = stores[k]
             step = self.steps.step(first.offset) if self.lanes is not None and self.lanes.mask is None and self._only is None else None
-            group = stores[k : k + step] if step is not None and 2 <= step <= MOST_APART else stores[k : k + 1]
-            is_full = len(group) == step and all(
+            count = step if step is not None and 2 <= step <= MOST_APART else 1
+            if self.lanes is not None and self._turns(first):
+                count = self.lanes.width
+            group = stores[k : k + count]
+            is_full = len(group) == count > 1 and all(
                 s.memory == first.memory and s.guard is None and self.steps.step(s.offset) == step and _gap(first.offset, s.offset) == j
                 for j, s in enumerate(group)
             )
             yield group if is_full else stores[k : k + 1]
             k += len(group) if is_full else 1
 
+    def _prepared_turned(self, group: Sequence[Store]) -> Callable[[], None]:
+        memory, width = self.memories[group[0].memory], len(group)
+        step, values = self.steps.step(group[0].offset) or 0, [self.spread(s.value) for s in group]
+        offset = self.lane0(group[0].offset).text
+
+        def write() -> None:
+            self.here()
+            for lane, raw in enumerate(access.turned(self, [v.text for v in values], memory.dtype)):
+                at = self.op(f"add i64 {offset}, {lane * step}") if lane else offset
+                access.contiguous_store(self, memory, at, width, None, raw, False)
+
+        return write
+
     def _prepared_group(self, group: Sequence[Store]) -> Callable[[], None]:
         assert self.lanes is not None
+        if self._turns(group[0]):
+            return self._prepared_turned(group)
         memory, width = self.memories[group[0].memory], self.lanes.width
         values = [self.spread(s.value) for s in group]
         offset = self.lane0(group[0].offset).text
@@ -395,7 +429,11 @@ class Kernel(ExpressionWriter):
         if bounds.has_main:
             flat = [r for parts in running for r in parts]
             always = bounds.is_constant or bounds.aligned is not None
-            self._counted(flat, bounds.start, bounds.whole, width * copies, writes, main, always)
+            if bounds.is_constant and bounds.last is None and int(bounds.whole) - int(bounds.start) == width * copies:
+                for r, state in zip(flat, main(bounds.start), strict=True):
+                    r.values = state
+            else:
+                self._counted(flat, bounds.start, bounds.whole, width * copies, writes, main, always)
         if bounds.has_tail:
             start = bounds.whole if bounds.has_main else bounds.start
             if bounds.is_constant and int(bounds.stop) - int(start) <= width:

@@ -36,6 +36,11 @@ class Target:
         return max(1, self.vector_bits // bits)
 
     @property
+    def vector_registers(self) -> int:
+        """How many vector registers there are."""
+        return 32 if self.vector_bits == 512 or self.triple.startswith(("aarch64", "arm64")) else 16
+
+    @property
     def is_x86(self) -> bool:
         return self.triple.startswith(("x86_64", "i386", "i686"))
 

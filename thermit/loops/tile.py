@@ -295,6 +295,10 @@ def _state_bits(a: Acc) -> list[int]:
     return [a.value.dtype.bits, 32] if a.combine in (p.ARGMAX, p.ARGMIN) else [a.local.dtype.bits]
 
 
+def _has_tile(work: Work) -> bool:
+    return bool(work.tiles) or any(_has_tile(c) for c in work.children)
+
+
 def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices) -> For:
     inner = in_vector or work.vector
     children = iter(work.children)
@@ -310,8 +314,8 @@ def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices
         accs = tuple(replace(a, lanes=work.lanes) if a.combine is not None else a for a in loop.accs)
         return replace(loop, mode="vector", width=work.width, accs=accs)
     small = isinstance(loop.extent, int) and loop.extent <= UNROLL_EXTENT and loop.extent * _node_count(work) <= UNROLL_NODES
-    vector_below = any(isinstance(s, Tile) or (isinstance(s, For) and s.mode == "vector") for s in loop.body)
-    return replace(loop, mode="unroll") if small and not vector_below and loop.extent != 1 else loop
+    vector_below = any(isinstance(s, For) and s.mode == "vector" for s in loop.body)
+    return replace(loop, mode="unroll") if small and not vector_below and not _has_tile(work) and loop.extent != 1 else loop
 
 
 def _refined(loop: For, outer: dict[Node, int], indices: Indices) -> tuple[Stmt, ...]:

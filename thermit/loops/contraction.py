@@ -1,0 +1,325 @@
+"""Matrix products in blocks that stay in the cache.
+
+What comes in: a program that is one `Product`.  What goes out: loops over tasks, each a block of rows and columns of the result.  In a task
+the right side is copied into panels of a few columns, the left side where its rows do not lie as the tile reads them, and `Tile`s add up the
+block in a row memory; then the body runs over the block, as vectors.
+
+    product i < 512, j < 768: s = sum(k < 1024) x[i, k] * w[j, k];  out[i, j] = gelu(s + b[j])
+ -> for task (I, J):
+        for kb < 2:
+            for p: for k: vector       panel[p, k, c] = w[J + 24 p + c, 512 kb + k]     for all c < 24, turned in registers
+            for i by 4: for p:         tile[i, p] += x[I + i.., 512 kb + k] * panel[p, k, ..]                       in registers
+        for i: for j: vector           out[I + i, J + j] = gelu(tile[i, j] + b[J + j])
+
+Every element of the right side is computed once for each block of rows, every element of the left side once for each block of columns (read
+once where it is a plain load).  Each side may be any expression.  Sums are taken in blocks of at most DEPTH terms, which are then added: no
+less accurate than a library's.  Invariant: nothing is read or stored beyond the rows and columns there are; the columns that fill a panel are
+zeros.  Source: Goto, van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thermit.ir import build
+from thermit.ir import prims as p
+from thermit.ir.node import Node, toposort
+from thermit.ir.types import FLOAT32, FLOAT64
+from thermit.loops.blocking import Blocking, HasRegisters, blocking
+from thermit.loops.index import ZERO, Indices, number
+from thermit.loops.nest import For, LoopProgram, Memory, Product, Span, Stmt, Store, Tile
+from thermit.loops.rewrite import replaced, substitute
+
+MOST_UNROLLED = 8  # panels of a row that is copied
+LEAST_WORK = 4096  # multiply-adds; fewer are not worth a copy
+
+
+def packed(program: LoopProgram, target: HasRegisters) -> LoopProgram | None:
+    """The program with its product in blocks; None where that is not possible or not worth it."""
+    if len(program.body) != 1 or not isinstance(s := program.body[0], Product):
+        return None
+    m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
+    types = {s.left.dtype, s.right.dtype, s.local.dtype}
+    if len(types) > 1 or s.local.dtype not in (FLOAT32, FLOAT64) or m * n * k < LEAST_WORK or m == 1 or _is_updated(program, s):
+        return None
+    return Packing(program, s, target).program()
+
+
+def _is_updated(program: LoopProgram, s: Product) -> bool:
+    """Whether what the body stores may be read by another task."""
+    written = {t.memory for t in s.body if isinstance(t, Store)}
+    read = {node.attrs.name for node in toposort([s.left, s.right]) if node.prim is p.LOAD}
+    aliases = {other for m in program.memories if m.name in written for other in m.alias}
+    aliases |= {m.name for m in program.memories if written & set(m.alias)}
+    return bool(read & (written | aliases)) or not all(isinstance(t, Store) for t in s.body)
+
+
+class Packing:
+    """One product while it is taken apart."""
+
+    def __init__(self, program: LoopProgram, s: Product, target: HasRegisters) -> None:
+        self.origin, self.s, self.target = program, s, target
+        self.indices = Indices()
+        self.dtype = s.local.dtype
+        self.lanes = target.lanes(self.dtype.bits)
+        left, right = self._step(s.left, s.depth), self._step(s.right, s.depth)
+        self.reads_left = left == 1  # where it lies
+        self.left_by_rows = not self.reads_left and self._step(s.left, s.rows) == 1  # neighbours are rows
+        self.turns_right = right == 1 and self._step(s.right, s.columns) != 1
+        self.blocks: Blocking = blocking(s, target, self.reads_left, self.left_by_rows, self.turns_right)
+        self._place_task()
+
+    def _step(self, side: Node, span: Span) -> int | None:
+        """How far apart the neighbours of a side along an index are; None if it is no plain load, or they are not evenly apart."""
+        if side.prim is not p.LOAD or len(side.args) > 1:
+            return None
+        terms = self.indices.form(side.args[0])[1]
+        if any(atom is not span.index and atom.args and any(x is span.index for x in toposort([atom])) for atom in terms):
+            return None
+        return terms.get(span.index, 0)
+
+    # ------------------------------------------------------------------ sizes
+    def _place_task(self) -> None:
+        """The task as an index; its first row and column; how much of its block there is."""
+        b, s = self.blocks, self.s
+        m, n = s.rows.extent, s.columns.extent
+        self.row_blocks, self.column_blocks = -(-m // b.rows), -(-n // b.columns)
+        self.task = build.index("task")
+        self.extent = self.origin.extent * self.row_blocks * self.column_blocks
+        rest, row = _split(self.task, self.row_blocks)
+        batch, column = _split(rest, self.column_blocks)
+        self.batch = batch if self.origin.extent > 1 else ZERO
+        self.row, self.column = row, column
+        self.first_row = self.indices.linear([(b.rows, row)])
+        self.first_column = self.indices.linear([(b.columns, column)])
+        self.row_count = self._count(m, b.rows, row, 1)
+        self.column_count = self._count(n, b.columns, column, 1)
+        self.tiles = self._count(m, b.rows, row, b.tile_rows)
+        self.panels = self._count(n, b.columns, column, b.tile_columns)
+        self.rest_rows, self.rest_columns = m % b.tile_rows, n % b.tile_columns
+
+    def _count(self, extent: int, block: int, number_of_block: Node, unit: int) -> int | Node:
+        """How many whole units of an extent stand in a block (at most block / unit)."""
+        if extent % block == 0 or extent < block:
+            return min(extent, block) // unit
+        left = self.indices.linear([(-block, number_of_block)], extent)
+        return build.minimum(_div(left, unit), block // unit)
+
+    def _if_last(self, body: tuple[Stmt, ...], block: Node, blocks: int, name: str) -> tuple[Stmt, ...]:
+        """The statements, in the last block only."""
+        if blocks == 1:
+            return body
+        return (For(build.index(name), build.minimum(_div(block, blocks - 1), 1), body),)
+
+    # ------------------------------------------------------------------ the program
+    def program(self) -> LoopProgram:
+        b, d = self.blocks, self.dtype
+        memories = [Memory("tile", d, "row", b.rows * b.columns), Memory("panel", d, "row", b.depth * b.columns)]
+        if not self.reads_left:
+            memories.append(Memory("lines", d, "row", b.group * b.depth))
+        k = self.s.depth.extent
+        count = -(-k // b.depth)
+        self.adds = count > 1
+        if count == 1:
+            body = self._summed(ZERO, k)
+        else:
+            block = build.index("kb")
+            first = self.indices.linear([(b.depth, block)])
+            size: int | Node = b.depth
+            if k % b.depth:
+                size = build.minimum(self.indices.linear([(-b.depth, block)], k), b.depth)
+            body = (*self._zeros(), For(block, count, self._summed(first, size)))
+        body = (*body, self._rest())
+        return replace(self.origin, memories=(*self.origin.memories, *memories), index=self.task, extent=self.extent, body=body)
+
+    def _zeros(self) -> tuple[Stmt, ...]:
+        i = build.index("z")
+        zero = build.const(0.0, self.dtype)
+        return (For(i, self.blocks.rows * self.blocks.columns, (Store("tile", i, zero),), "vector", self.lanes),)
+
+    def _rest(self) -> Stmt:
+        """What follows the sum, over the block."""
+        i, j = build.index("i"), build.index("j")
+        at = self.indices.linear([(self.blocks.columns, i), (1, j)])
+        new = {
+            self.origin.index: self.batch,
+            self.s.rows.index: self.indices.linear([(1, self.first_row), (1, i)]),
+            self.s.columns.index: self.indices.linear([(1, self.first_column), (1, j)]),
+            self.s.local: build.load("tile", self.dtype, at),
+        }
+        return For(i, self.row_count, (For(j, self.column_count, substitute(self.s.body, new)),))
+
+    # ------------------------------------------------------------------ a block of the depth
+    def _summed(self, first: Node, size: int | Node) -> tuple[Stmt, ...]:
+        """What adds up the terms from `first` on."""
+        self.first, self.size = first, size
+        b = self.blocks
+        body = list(self._panels())
+        if b.group > b.tile_rows and not self.reads_left:
+            body += self._groups()
+        else:
+            t = build.index("ti")
+            body.append(For(t, self.tiles, self._rows(self.indices.linear([(b.tile_rows, t)]), b.tile_rows)))
+            if self.rest_rows:
+                at = self._whole(self.tiles, b.tile_rows)
+                body += self._if_last(self._rows(at, self.rest_rows), self.row, self.row_blocks, "rr")
+        return tuple(body)
+
+    def _whole(self, count: int | Node, unit: int) -> Node:
+        return number(count * unit) if isinstance(count, int) else self.indices.linear([(unit, count)])
+
+    # ------------------------------------------------------------------ the right side
+    def _right(self, k: Node, j: Node) -> Node:
+        """An element of the right side; j counts from the first column of the block."""
+        depth = self.indices.linear([(1, self.first), (1, k)])
+        column = self.indices.linear([(1, self.first_column), (1, j)])
+        return replaced(self.s.right, {self.s.depth.index: depth, self.s.columns.index: column, self.origin.index: self.batch})
+
+    def _panel(self, panel: Node, k: Node, c: Node | int) -> Node:
+        """Where column c of a panel stands."""
+        width = self.blocks.tile_columns
+        parts = [(self.blocks.depth * width, panel), (width, k)]
+        return self.indices.linear(parts, c) if isinstance(c, int) else self.indices.linear([*parts, (1, c)])
+
+    def _panels(self) -> tuple[Stmt, ...]:
+        b = self.blocks
+        made: list[Stmt] = []
+        one = build.index("p")
+        if self.turns_right:
+            if self.panels != 0:
+                made.append(For(one, self.panels, self._turned(one, b.tile_columns)))
+            rest = self._turned(self._whole(self.panels, 1), self.rest_columns)
+        else:
+            if self.panels != 0:
+                k, c = build.index("pk"), build.index("pc")
+                stores = tuple(
+                    Store("panel", self._panel(one, k, self._plus(c, v)), self._right(k, self.indices.linear([(b.tile_columns, one), (1, c)], v)))
+                    for v in range(0, b.tile_columns, self.lanes)
+                )
+                lanes = For(c, self.lanes, stores, "vector", self.lanes)
+                is_few = isinstance(self.panels, int) and self.panels <= MOST_UNROLLED
+                made.append(For(k, self.size, (For(one, self.panels, (lanes,), "unroll" if is_few else "serial"),)))
+            rest = self._copied_rest(self._whole(self.panels, 1))
+        if self.rest_columns:
+            made += self._if_last(rest, self.column, self.column_blocks, "rp")
+        return tuple(made)
+
+    def _plus(self, c: Node, more: int) -> Node:
+        return self.indices.linear([(1, c)], more)
+
+    def _copied_rest(self, panel: Node) -> tuple[Stmt, ...]:
+        """The last panel, filled up with zeros."""
+        k, c = build.index("rk"), build.index("rc")
+        width = -(-self.rest_columns // self.lanes) * self.lanes
+        column = self.indices.linear([(self.blocks.tile_columns, panel), (1, c)])
+        body: list[Stmt] = [For(c, self.rest_columns, (Store("panel", self._panel(panel, k, c), self._right(k, column)),))]
+        if width > self.rest_columns:
+            zero = Store("panel", self._panel(panel, k, self._plus(c, width - self.lanes)), build.const(0.0, self.dtype))
+            body.insert(0, For(c, self.lanes, (zero,), "vector", self.lanes))
+        return (For(k, self.size, tuple(body)),)
+
+    def _turned(self, panel: Node, columns: int) -> tuple[Stmt, ...]:
+        """A panel whose columns lie along the depth: as many columns as there are lanes are turned in registers at once."""
+        step, lane, rest = build.index("ks"), build.index("kl"), build.index("kr")
+        width = -(-columns // self.lanes) * self.lanes
+
+        def stores(k: Node) -> tuple[Stmt, ...]:
+            first = self.indices.linear([(self.blocks.tile_columns, panel)])
+            values = [self._right(k, self._plus(first, c)) for c in range(columns)]
+            values += [build.const(0.0, self.dtype)] * (width - columns)
+            return tuple(Store("panel", self._panel(panel, k, c), value) for c, value in enumerate(values))
+
+        whole = self.size // self.lanes if isinstance(self.size, int) else _div(self.size, self.lanes)
+        made: list[Stmt] = []
+        if whole != 0:
+            vector = For(lane, self.lanes, stores(self.indices.linear([(self.lanes, step), (1, lane)])), "vector", self.lanes)
+            made.append(For(step, whole, (vector,)))
+        if self.s.depth.extent % self.lanes:
+            start = self._whole(whole, self.lanes)
+            left = self.indices.linear([(1, _node(self.size)), (-1, start)])
+            extent = left.attrs.value if left.prim is p.CONST else build.minimum(left, self.lanes)
+            made.append(For(rest, extent, stores(self.indices.linear([(1, start), (1, rest)]))))
+        return tuple(made)
+
+    # ------------------------------------------------------------------ the left side
+    def _left(self, i: Node, k: Node) -> Node:
+        """An element of the left side; i counts from the first row of the block."""
+        row = self.indices.linear([(1, self.first_row), (1, i)])
+        depth = self.indices.linear([(1, self.first), (1, k)])
+        return replaced(self.s.left, {self.s.rows.index: row, self.s.depth.index: depth, self.origin.index: self.batch})
+
+    def _rows(self, at: Node, count: int) -> tuple[Stmt, ...]:
+        """`count` rows from row `at` of the block on, all columns."""
+        if self.reads_left:
+            k = build.index("k")
+            return self._tiles(at, k, tuple(self._left(self._plus(at, r), k) for r in range(count)))
+        return (*self._lines(at, count), *self._tiles_of_lines(at, ZERO, count))
+
+    def _groups(self) -> tuple[Stmt, ...]:
+        """Rows that are neighbours: copied as vectors of several tiles' rows."""
+        b, m = self.blocks, self.s.rows.extent
+        t, made = build.index("tg"), list[Stmt]()
+        groups = self._count(m, b.rows, self.row, b.group)
+        at = self.indices.linear([(b.group, t)])
+        if groups != 0:
+            made.append(For(t, groups, self._group(at, b.group)))
+        if m % b.group:
+            made += self._if_last(self._group(self._whole(groups, b.group), m % b.group), self.row, self.row_blocks, "rg")
+        return tuple(made)
+
+    def _group(self, at: Node, count: int) -> tuple[Stmt, ...]:
+        """Some neighbouring rows, all columns."""
+        rows, r, made = self.blocks.tile_rows, build.index("tr"), list(self._lines(at, count))
+        if count >= rows:
+            first = self.indices.linear([(rows, r)])
+            made.append(For(r, count // rows, self._tiles_of_lines(self.indices.linear([(1, at), (1, first)]), first, rows)))
+        if count % rows:
+            whole = count // rows * rows
+            made += self._tiles_of_lines(self._plus(at, whole), number(whole), count % rows)
+        return tuple(made)
+
+    def _line(self, r: Node, k: Node) -> Node:
+        """Where an element of a copied row stands."""
+        step_r, step_k = (1, self.blocks.group) if self.left_by_rows else (self.blocks.depth, 1)
+        return self.indices.linear([(step_k, k), (step_r, r)])
+
+    def _lines(self, at: Node, count: int) -> tuple[Stmt, ...]:
+        r, k = build.index("lr"), build.index("lk")
+        store = Store("lines", self._line(r, k), self._left(self.indices.linear([(1, at), (1, r)]), k))
+        if self.left_by_rows:
+            return (For(k, self.size, (For(r, count, (store,)),)),)
+        return (For(r, count, (For(k, self.size, (store,)),)),)
+
+    def _tiles_of_lines(self, at: Node, first: Node, count: int) -> tuple[Stmt, ...]:
+        k = build.index("k")
+        return self._tiles(at, k, tuple(build.load("lines", self.dtype, self._line(self._plus(first, r), k)) for r in range(count)))
+
+    def _tiles(self, at: Node, k: Node, left: tuple[Node, ...]) -> tuple[Stmt, ...]:
+        """The tiles of some rows, one for each panel."""
+        b, made, panel = self.blocks, list[Stmt](), build.index("tp")
+        if self.panels != 0:
+            made.append(For(panel, self.panels, (self._tile(at, k, left, panel, b.tile_columns),)))
+        if self.rest_columns:
+            width = -(-self.rest_columns // self.lanes) * self.lanes
+            tile = self._tile(at, k, left, self._whole(self.panels, 1), width)
+            made += self._if_last((tile,), self.column, self.column_blocks, "rt")
+        return tuple(made)
+
+    def _tile(self, at: Node, k: Node, left: tuple[Node, ...], panel: Node, width: int) -> Tile:
+        b = self.blocks
+        offset = self.indices.linear([(b.columns, at), (b.tile_columns, panel)])
+        right = build.load("panel", self.dtype, self._panel(panel, k, 0))
+        return Tile(k, self.size, left, right, "tile", offset, b.columns, width, self.adds)
+
+
+def _node(x: int | Node) -> Node:
+    return number(x) if isinstance(x, int) else x
+
+
+def _div(x: Node, divisor: int) -> Node:
+    return build.div(x, number(divisor)) if divisor != 1 else x
+
+
+def _split(x: Node, count: int) -> tuple[Node, Node]:
+    """Quotient and remainder."""
+    return (x, ZERO) if count == 1 else (build.div(x, number(count)), build.rem(x, number(count)))
