@@ -14,7 +14,7 @@ import pytest
 
 from thermit.codegen.target import host_target, x86_target
 from thermit.errors import CompileError
-from thermit.runtime.machine import MachineCode, assembly
+from thermit.runtime.machine import WARM_UP, MachineCode, assembly
 
 
 def constant(value: int, name: str = "f") -> str:
@@ -132,3 +132,22 @@ assert "no memory may be executable" in str(met[0].message)
 def test_where_no_code_can_be_linked_everything_is_eager() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_CODE], capture_output=True, text=True, env={**os.environ, "THERMIT_RAISE": ""})
     assert done.returncode == 0, done.stderr
+
+
+def test_the_warm_up_is_code_that_llvm_takes() -> None:
+    for target in (host_target(), x86_target("sse2"), x86_target("avx512")):
+        assert "f:" in assembly(WARM_UP, target)
+
+
+def test_a_process_may_end_or_fork_while_llvm_warms_up() -> None:
+    program = """
+import os, torch, thermit
+pid = os.fork()
+value = thermit.jit(lambda x: x * 2 + 1)(torch.ones(3)).sum().item()
+assert value == 9
+if pid:
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+    for text in ("import thermit", program):
+        done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", text], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")

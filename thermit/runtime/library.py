@@ -10,9 +10,10 @@ import os
 import re
 from collections.abc import Mapping
 
+from thermit.codegen.target import host_target
 from thermit.locks import lock
 from thermit.records import dataclass
-from thermit.runtime.machine import link_forever
+from thermit.runtime.machine import link_forever, warm_up
 from thermit.runtime.native.language import Source
 from thermit.runtime.native.objects import object_code
 from thermit.runtime.native.parts import SOURCE
@@ -46,9 +47,11 @@ def runtime() -> Runtime | None:
 def _linked(facts: Abi) -> Runtime | None:
     """The process's own.  None where no memory may be made executable: kernels cannot be linked there either, and every call says so and is eager."""
     try:
-        return make(facts, Pool())
+        made = make(facts, Pool())
     except RuntimeError:
         return None
+    warm_up(host_target())
+    return made
 
 
 def make(facts: Abi, pool: Pool) -> Runtime:

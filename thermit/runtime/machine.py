@@ -15,8 +15,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import llvmlite.binding as llvm
 
@@ -83,6 +84,45 @@ def link_forever(data: bytes, symbols: Sequence[str]) -> dict[str, int]:
     for part in (linked, _linker.jit):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
     return {symbol: int(linked[symbol]) for symbol in symbols}
+
+
+WARM_UP = """
+define void @f(ptr %x, i64 %n) nounwind {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %sum = phi <16 x float> [ zeroinitializer, %entry ], [ %more, %loop ]
+  %at = getelementptr inbounds float, ptr %x, i64 %i
+  %a = load <16 x float>, ptr %at, align 4
+  %b = fmul <16 x float> %a, splat (float 3.0)
+  %c = fcmp ogt <16 x float> %b, %a
+  %d = select <16 x i1> %c, <16 x float> %b, <16 x float> zeroinitializer
+  %e = bitcast <16 x float> %d to <16 x i32>
+  %g = shl <16 x i32> %e, splat (i32 3)
+  %h = bitcast <16 x i32> %g to <16 x float>
+  store <16 x float> %h, ptr %at, align 4
+  %more = fadd <16 x float> %sum, %h
+  %next = add nuw nsw i64 %i, 16
+  %again = icmp slt i64 %next, %n
+  br i1 %again, label %loop, label %done
+done:
+  %low = shufflevector <16 x float> %more, <16 x float> poison, <4 x i32> <i32 0, i32 1, i32 2, i32 3>
+  store <4 x float> %low, ptr %x, align 4
+  ret void
+}
+"""
+
+
+def warm_up(target: Target) -> None:
+    """Starts a thread that compiles a small loop: LLVM's first module takes some 4 ms longer than its second, while its code is read and its
+    tables are made.  Called with the import, so that it is over before the first function is compiled; the thread ends by itself."""
+
+    def work() -> None:
+        with suppress(Exception), _parsed(WARM_UP) as module:
+            _target_machine(target).emit_object(module)
+
+    threading.Thread(target=work, name="thermit").start()
 
 
 class MachineCode:
