@@ -135,11 +135,6 @@ def test_a_stage_that_cannot_be_left_out():
         thermit.config.Config.from_environment({"THERMIT_SKIP": "tile,simplify,foo"})
 
 
-def test_a_module_stays_itself():
-    m = torch.nn.Linear(3, 4)
-    assert thermit.jit(m) is m and list(thermit.jit(m).state_dict()) == ["weight", "bias"]
-
-
 # ---------------------------------------------------------------------------------------------- arguments and results
 class Point(NamedTuple):
     x: torch.Tensor
@@ -355,11 +350,11 @@ def test_stages():
 
 def test_explain():
     def f(x):
-        return (x @ x.t()).relu().sum()
+        return torch.cholesky_inverse(x).relu().sum()
 
-    j, x = thermit.jit(f), torch.randn(4, 4)
+    j, x = thermit.jit(f), torch.eye(4)
     record = j.explain(x)
-    assert record.eager == "" and record.calls == ("aten.mm.default",) and record.kernels >= 1 and record.cost["flops"] >= 128
+    assert record.eager == "" and record.calls == ("aten.cholesky_inverse.default",) and record.kernels >= 1 and record.cost["flops"] >= 16
     for word in ("kernels", "bytes moved", "compiled in", "run by PyTorch", "holds while"):
         assert word in str(record)
     j(torch.randn(5, 5))

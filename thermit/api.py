@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from types import MethodType
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -46,6 +47,7 @@ from thermit.runtime import torch_abi
 from thermit.runtime.library import runtime
 from thermit.runtime.program import Stopped
 from thermit.stages import Compiled, Lowered, Traced
+from thermit.twin import eager_now, left_alone, original, twin_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 OnMiss = Literal["compile", "eager", "error"]
@@ -170,7 +172,7 @@ class State:
     variants: dict[Any, list[Variant]] = field(default_factory=dict)
     compiling: set[Any] = field(default_factory=set)  # (process, key): a child of a fork does not wait for its parent's threads
     compiled: int = 0
-    live: int = 0
+    live: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})  # by grad mode: training runs eagerly, and says nothing of the rest
     keys: list[Any] = field(default_factory=list)
     failed_guards: list[str] = field(default_factory=list)
     warned: bool = False
@@ -195,7 +197,7 @@ class JitFunction:
         return f"<thermit.jit of {self.__wrapped__!r}>"
 
     def __reduce__(self) -> Any:
-        state, name = self._state, self.__dict__.get("__qualname__", "")
+        name = self.__dict__.get("__qualname__", "")
         found: Any = sys.modules.get(self.__module__)
         for part in name.split("."):
             found = getattr(found, part, None)
@@ -203,7 +205,12 @@ class JitFunction:
             return name
         if isinstance(found, JitFunction):
             raise pickle.PicklingError(f"{self!r} cannot be pickled by its name: {self.__module__}.{name} is another jitted function now")
-        return _restored, (self.__wrapped__, state.strict, state.max_variants, state.on_miss)
+        return self.again(self.__wrapped__)
+
+    def again(self, function: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """What makes a jitted function of another one, with the same options: a callable and its arguments."""
+        state = self._state
+        return _restored, (function, state.strict, state.max_variants, state.on_miss)
 
     def __copy__(self) -> JitFunction:
         return self
@@ -247,11 +254,16 @@ class JitFunction:
     def _miss(self, key: Any, flat: FlatCall, call: Call, failed: Guard | None) -> Any:
         """No variant fits: compile one, or do what the options say."""
         state, function = self._state, self.__wrapped__
+        eager = eager_now(function)
+        if eager and state.strict:
+            raise UnsupportedError(f"this call can only run eagerly: {eager}", advice="Call the module itself, or without strict=True.")
+        if eager:
+            return function(*call.args, **call.kwargs)
         why = self._why(key, failed)
         if state.on_miss == "error" and state.compiled:
             what = f"{_name(function)} met a call that no compiled variant fits: {why}"
             raise UnexpectedCompileError(what, advice="Make such a call beforehand, or use another on_miss.")
-        tried = state.live >= state.max_variants  # so many signatures could not be compiled: no more are tried
+        tried = state.live[torch.is_grad_enabled()] >= state.max_variants  # so many signatures could not be compiled: no more are tried
         if (state.on_miss == "eager" and state.compiled) or state.faulty or tried:
             return function(*call.args, **call.kwargs)
         if state.compiled >= state.max_variants:
@@ -324,7 +336,7 @@ class JitFunction:
                 if state.compiled > 1:
                     state.failed_guards.append(why)
             else:
-                state.live += 1
+                state.live[torch.is_grad_enabled()] += 1
 
     def _fault(self, fault: Exception, call: Call) -> Any:
         """A fault of ours: raised in tests and development; otherwise one warning, and the function runs eagerly from now on."""
@@ -371,7 +383,7 @@ class JitFunction:
         """
         call = Call(tuple(tree_map(_example, a) for a in args), {k: tree_map(_example, a) for k, a in kwargs.items()})
         flat = flatten_call(call.args, call.kwargs)
-        eager = flat.eager or self._state.never
+        eager = flat.eager or self._state.never or eager_now(self.__wrapped__)
         if eager:
             raise UnsupportedError(f"this call can only run eagerly: {eager}")
         try:
@@ -394,7 +406,7 @@ class JitFunction:
         flat = flatten_call(args, kwargs)
         self(*args, **kwargs)
         state = self._state
-        eager = flat.eager or state.never
+        eager = flat.eager or state.never or eager_now(self.__wrapped__)
         if eager:
             return explain(_name(self.__wrapped__), None, eager, "", (), tuple(state.failed_guards))
         key, call = (flat.key, config.current.key), Call(args, kwargs)
@@ -404,7 +416,9 @@ class JitFunction:
                     _name(self.__wrapped__), variant.compilation, variant.reason, variant.line, variant.guards, tuple(state.failed_guards),
                     variant.calls,
                 )  # fmt: skip
-        return explain(_name(self.__wrapped__), None, "more variants than max_variants, or a fault", "", (), tuple(state.failed_guards))
+        last = next(iter(state.variants.get(key, ())), Variant(()))  # what made it eager may be what each call changes
+        reason = last.reason or "more variants than max_variants, or a fault"
+        return explain(_name(self.__wrapped__), None, reason, last.line, last.guards, tuple(state.failed_guards))
 
 
 class _Bound(functools.partial[Any]):
@@ -468,7 +482,7 @@ def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bo
             placed = placed or source is not None
             return source
 
-        made, leaves = result_template(value, lambda v: isinstance(v, torch.Tensor), place)
+        made, leaves = result_template(value, lambda v: isinstance(v, torch.Tensor), place, watcher.made)
         return made, leaves, placed
 
     def refusal() -> str | None:
@@ -520,20 +534,35 @@ def jit(fn: Any = None, *, strict: bool = False, max_variants: int = 8, on_miss:
     if isinstance(fn, staticmethod | classmethod):
         return type(fn)(jit(fn.__func__, strict=strict, max_variants=max_variants, on_miss=on_miss))
     if isinstance(fn, torch.nn.Module):
-        return fn  # modules run as they are until they are compiled: the same object, with all that it has
+        return _jit_module(original(fn), State(strict, max_variants, on_miss))
     if isinstance(fn, JitFunction):
         fn = fn.__wrapped__
+    if isinstance(fn, type) and issubclass(fn, torch.nn.Module):
+        raise TypeError(f"jit takes a module, not a class of modules: thermit.jit({fn.__name__}(...)), or decorate its forward")
     if not callable(fn) or isinstance(fn, type):
         raise TypeError(f"jit takes a function or a module, not {type(fn).__name__}")
+    if isinstance(fn, MethodType) and original(fn.__self__) is not fn.__self__:
+        fn = MethodType(fn.__func__, original(fn.__self__))
     generator = inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)
     return _make(fn, State(strict, max_variants, on_miss, "it is a generator or a coroutine" if generator else ""))
+
+
+def _jit_module(module: torch.nn.Module, state: State) -> Any:
+    """The twin of a module; the module itself where another machinery has taken it."""
+    why = left_alone(module)
+    if why and state.strict:
+        raise UnsupportedError(f"this module can only run as it is: {why}", advice="Give jit the module that it was made of.")
+    if why:
+        return module
+    jitted = _make(module, state)
+    return twin_of(module, jitted, jitted._entry.callable)
 
 
 def _make(fn: Callable[..., Any], state: State) -> JitFunction:
     namespace: dict[str, Any] = {"__doc__": getattr(fn, "__doc__", None), "__module__": __name__}
     kind = type("JitFunction", (JitFunction,), namespace)
     self: JitFunction = object.__new__(kind)
-    functools.update_wrapper(self, fn)
+    functools.update_wrapper(self, fn, updated=() if isinstance(fn, torch.nn.Module) else ("__dict__",))
     self._state = state
     self._entry = native.Entry(self._slow)
     kind.__call__ = self._entry.callable  # type: ignore[method-assign]

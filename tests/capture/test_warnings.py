@@ -28,7 +28,7 @@ def test_compiled_and_shown_once(action):
     with warnings.catch_warnings():
         warnings.simplefilter(action)
         assert shown(jitted, x) == ([] if action == "ignore" else [f"careful {action}"])
-        assert jitted._state.compiled == 1 and jitted._state.live == 0
+        assert jitted._state.compiled == 1 and jitted._state.live[True] == 0
 
 
 def test_shown_always():

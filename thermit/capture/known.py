@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from thermit.capture.origin import LIBRARY, USER, class_origin
-from thermit.capture.signature import Attr, Call, Cell, Class, Guard, Held, Item, Kind, Source, argument_roots, elements, snapshot
+from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Guard, Held, Item, Kind, Source, argument_roots, elements, snapshot
 from thermit.capture.specs import TensorSpec, tensor_facts
 from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze, is_value
 
@@ -34,7 +34,9 @@ class Known:
     """What is known in one trace.
 
     `known`: id of an object -> the object and its place.  `contents`: id of a container -> the objects and containers in it.
-    `reached`: place -> the objects to go on from.  `entry`: every tensor met, with its place: it must still be there at the end.
+    `first`: id of a tensor, or of a container that can change -> its place, the first of them.  `arguments`: those among the arguments.
+    `reached`: place -> the objects to go on from.
+    `entry`: every tensor met, with its place: it must still be there at the end.
     `places`: id of such a tensor -> all places where it was met.  `flattened`: arguments that the key of the call compares by value.
     """
 
@@ -46,6 +48,12 @@ class Known:
         self.contents: dict[int, list[Any]] = {}
         self.flattened: set[int] = set()
         self.tensors: dict[int, tuple[torch.Tensor, Source]] = {}
+        self.first: dict[int, Source] = {}
+        self.arguments: set[int] = set()
+        self.copied: set[int] = set()  # containers of which code sees copies
+        self.twice_copied = False
+        self.twice: Source | None = None  # where an argument was met that stands somewhere else too: code sees a stand-in here, itself there
+        self._keep: list[Any] = []  # keeps the ids in `first` their own
         self.entry: list[tuple[Source, torch.Tensor]] = []
         self.places: dict[int, list[Source]] = {}
         self.looked: dict[int, tuple[Any, Source, int]] = {}
@@ -54,6 +62,9 @@ class Known:
     def learn_argument(self, source: Source, value: Any) -> list[Any]:
         """Arguments are compared by the key; here it is only written down where things live.  Gives the objects found."""
         kind = type(value)
+        if isinstance(value, torch.Tensor):
+            self._is_at(source, value)
+            self.arguments.add(id(value))
         if is_quiet(value):
             return []
         parts = [] if kind is functools.partial else list(elements(source, value))
@@ -61,6 +72,7 @@ class Known:
             self.know(value, Held(value, str(source)))
             return [value]
         self.know(value, source)
+        self._is_at(source, value)
         if not is_container(value):
             self.flattened.add(id(value))
         inside = self.contents[id(value)] = [value]
@@ -72,6 +84,9 @@ class Known:
         if id(value) not in self.known:
             self.known[id(value)] = value, source
             self._to_look.append((value, source))
+            module = getattr(type(value), "__thermit_module__", None)
+            if module is not None:  # a twin: what runs is the module that it stands for
+                self.know(module, Held(module, str(source)))
 
     def home(self, value: Any) -> Held:
         known = self.known.get(id(value))
@@ -123,12 +138,32 @@ class Known:
 
     def _met(self, source: Source, tensor: torch.Tensor) -> None:
         self.tensors.setdefault(id(tensor), (tensor, source))
+        self._is_at(source, tensor)
         self.entry.append((source, tensor))
         self.places.setdefault(id(tensor), []).append(source)
+
+    def _is_at(self, source: Source, value: Any) -> None:
+        """Guards that a tensor, or a container that can change, is one object at all of its places.  (That others are others: `apart`.)"""
+        if isinstance(value, tuple | frozenset | functools.partial):
+            return
+        first = self.first.setdefault(id(value), source)
+        if first is source:
+            self._keep.append(value)
+        elif first != source:
+            self.guard(source, "same", first)
+        if (id(value) in self.arguments or id(value) in self.copied) and not in_arguments(source):
+            self.twice = self.twice or source
+            self.twice_copied = self.twice_copied or id(value) in self.copied
+
+    def apart(self) -> tuple[Guard, ...]:
+        """The guard that what is different objects stays different objects."""
+        places = tuple(self.first.values())
+        return (Guard(places[0], "apart", places),) if len(places) > 1 else ()
 
     def _reach_container(self, source: Source, value: Any) -> list[Any]:
         kind = type(value)
         self.know(value, source)
+        self._is_at(source, value)
         if kind in _CAN_BE_EMPTY and not value:
             self.guard(source, "empty", kind)
             return [value]
@@ -164,6 +199,7 @@ class Known:
                 inner = is_container(child)
                 self.know(child, place if inner else Held(child, str(place)))
                 if inner:
+                    self._is_at(place, child)
                     self._inside(place, child, seen)
 
     def find(self, tensor: torch.Tensor) -> Source | None:
@@ -219,6 +255,13 @@ class Known:
         if not isinstance(target, torch.Tensor):
             self.reach(found[1], target)
         return found[1]
+
+
+def in_arguments(source: Source) -> bool:
+    """Whether it is an argument, or in one."""
+    while isinstance(source, Attr | Item):
+        source = source.base
+    return isinstance(source, Arg)
 
 
 def argument_guards(function: Any, call: Call) -> list[Guard]:

@@ -188,7 +188,7 @@ class Variable(Source):
 
 # ---------------------------------------------------------------------------------------------- guards
 
-Kind = Literal["is", "equals", "tensor", "type", "deep", "absent", "empty", "length", "keys", "missing"]
+Kind = Literal["is", "equals", "tensor", "type", "deep", "absent", "empty", "length", "keys", "missing", "same", "apart"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,6 +206,8 @@ class Guard:
     length   the value is a list or tuple: `expected` is (class, number of elements)
     keys     the value is a dict whose keys are those of the list `expected` (all str), in this order
     missing  reading `source` raises
+    same     the value is the object that is found at the source `expected`
+    apart    no object is found at two of the sources in the tuple `expected`, of which `source` is the first
     """
 
     source: Source
@@ -229,6 +231,10 @@ class Guard:
                 return f"{self.source} has keys {', '.join(self.expected)}"
             case "missing":
                 return f"{self.source} is not there"
+            case "same":
+                return f"{self.source} is {self.expected}"
+            case "apart":
+                return f"{', '.join(map(str, self.expected))} are different objects"
             case "type":
                 return f"type({self.source}) is {self.expected.__qualname__}"
             case "deep":
@@ -327,6 +333,14 @@ def holds(guards: Sequence[Guard], call: Call) -> Guard | None:
     for guard in guards:
         try:
             value = guard.source.read(call)
+            if guard.kind == "same":
+                if value is guard.expected.read(call):
+                    continue
+                return guard
+            if guard.kind == "apart":
+                if len({id(source.read(call)) for source in guard.expected}) == len(guard.expected):
+                    continue
+                return guard
         except Exception:  # the place is gone (or a property raises): not the fact that was baked in, whatever the reason
             if guard.kind == "missing":
                 continue

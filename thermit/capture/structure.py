@@ -317,9 +317,13 @@ class _Builder:
         names = [f.name for f in dataclasses.fields(value)]
         names += [n for n in getattr(value, "__dict__", ()) if n not in names]
         parts = [(n, self.node(getattr(value, n))) for n in names if hasattr(value, n)]
+        items = [(k, self.node(v)) for k, v in dict.items(value)] if isinstance(value, dict) else []
+        make, put = (OrderedDict.__new__, OrderedDict.__setitem__) if isinstance(value, OrderedDict) else (dict.__new__, dict.__setitem__)
 
         def build(tensors: Sequence[torch.Tensor], call: Call, made: dict[int, Any]) -> Any:
-            new: Any = object.__new__(kind)
+            new: Any = make(kind) if issubclass(kind, dict) else object.__new__(kind)
+            for key, part in items:  # as the outputs of models have them: also a dict of what is there
+                put(new, key, part(tensors, call, made))
             for name, part in parts:
                 object.__setattr__(new, name, part(tensors, call, made))
             return new

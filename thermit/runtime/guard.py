@@ -130,11 +130,22 @@ class GuardTable(Tables):
                 self._emit("LENGTH", self._place(guard.source), self.object(expected), 0)
             case "keys":
                 self._emit("KEYS", self._place(guard.source), self.object(expected))
+            case "apart" if all(map(_is_native, expected)):
+                self._apart(expected)
+            case "same" if _is_native(expected):
+                self._emit("SAME", self._place(guard.source), self._place(expected))
             case "absent":
                 self._emit("ABSENT", self._place(guard.source), self.object(tuple(expected)))
             case _:
                 return False
         return True
+
+    def _apart(self, sources: Sequence[Source]) -> None:
+        """Different objects; what `direct` says is not said again."""
+        if len(sources) > self.direct or not all(isinstance(s, Arg) for s in sources):
+            places = [self._place(s) for s in sources]
+            bits = (2 * len(places) - 1).bit_length()
+            self._emit("APART", 0, self.add(places), len(places), bits)
 
     def _is_named(self, guard: Guard) -> bool:
         """Whether it asks for an entry of a dict that nothing else is fetched from: then it needs no slot."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 # instructions of six words: operation, place, three operands, unused.  A place >= 0 is a slot, place -1 - k is argument k.
 FETCHES = ("HELD", "CELL", "GLOBAL", "ATTR", "ITEM")
-TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "KEYS", "ABSENT", "TENSOR", "PYTHON", "NAMED")
+TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "KEYS", "ABSENT", "TENSOR", "PYTHON", "NAMED", "SAME", "APART")
 OPERATIONS = {name: number for number, name in enumerate((*FETCHES, *TESTS))}
 CONSTANTS = {f"OP_{name}": number for name, number in OPERATIONS.items()}
+CONSTANTS["GOLDEN"] = -7046029254386353131  # 2^64 / golden ratio, odd: spreads addresses over the high bits
 
 TEXT = '''
 def keywords_match(names, kwnames):
@@ -26,6 +27,52 @@ def keywords_match(names, kwnames):
             if compare(i64[names + 24 + 8 * k], i64[kwnames + 24 + 8 * k], 2) != 1:
                 error_clear()
                 return 0
+    return 1
+
+def placed(place, slots, args):
+    """The value at a place."""
+    if place < 0:
+        return i64[args + 8 * (-1 - place)]
+    return i64[slots + 8 * place]
+
+def apart(instruction, slots, args):
+    """Whether the objects at these places all differ: the places, how many, bits of the table of those seen."""
+    places = i64[instruction + 16]
+    count = i64[instruction + 24]
+    if count > 8:
+        return apart_in_table(places, count, i64[instruction + 32], slots, args)
+    for k in range(1, count):
+        value = placed(i64[places + 8 * k], slots, args)
+        for j in range(0, k):
+            if placed(i64[places + 8 * j], slots, args) == value:
+                return 0
+    return 1
+
+def apart_in_table(places, count, bits, slots, args):
+    bytes = 8 << bits
+    if bytes > STACK_BYTES:
+        memory = pool_take(bytes)
+        if memory == 0:
+            return 0
+        answer = all_new(places, count, bits, memory, slots, args)
+        pool_give(memory)
+        return answer
+    table = stack(bytes)
+    if bytes > PROBE_BYTES:
+        touch(table, bytes)
+    return all_new(places, count, bits, table, slots, args)
+
+def all_new(places, count, bits, table, slots, args):
+    for k in range(0, 1 << bits):
+        i64[table + 8 * k] = 0
+    for k in range(0, count):
+        value = placed(i64[places + 8 * k], slots, args)
+        at = ((value >> 4) * GOLDEN) >> (64 - bits)
+        while i64[table + 8 * at] != 0:
+            if i64[table + 8 * at] == value:
+                return 0
+            at = (at + 1) & ((1 << bits) - 1)
+        i64[table + 8 * at] = value
     return 1
 
 def fetch(operation, instruction, slots, args):
@@ -183,20 +230,22 @@ def check(variant, args, nargs, kwnames, slots, tensors, data):
             if dict_get(i64[instruction + 16], i64[instruction + 24]) != i64[instruction + 32]:
                 error_clear()
                 return 0
+        elif operation == OP_APART:
+            if apart(instruction, slots, args) == 0:
+                return 0
         elif operation == OP_PYTHON:
             if python_holds(i64[instruction + 16], args, nargs, kwnames) == 0:
                 return 0
         else:
-            value = i64[instruction + 8]
-            if value < 0:
-                value = i64[args + 8 * (-1 - value)]
-            else:
-                value = i64[slots + 8 * value]
+            value = placed(i64[instruction + 8], slots, args)
             if operation == OP_TENSOR:
                 number = 8 * i64[instruction + 24]
                 if tensor_holds(value, i64[instruction + 16], data + number) == 0:
                     return 0
                 i64[tensors + number] = value
+            elif operation == OP_SAME:
+                if value != placed(i64[instruction + 16], slots, args):
+                    return 0
             elif test(operation, instruction, value) == 0:
                 return 0
         instruction += 48
