@@ -63,3 +63,28 @@ def test_variance_of_what_does_not_vary_or_is_not_finite():
     for layout in (rows, rows.double(), rows.t().contiguous().t()):
         got, want = thermit.jit(function)(layout), function(layout)
         assert torch.allclose(got, want, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [1, 7, 16, 37, 200, 70000])
+def test_statistics_under_a_mask(columns, dtype):
+    """Flags that select, that are counted, and both."""
+
+    def statistics(x, mask):
+        count = mask.sum(1)
+        total = torch.where(mask, x, 0.0).sum(1)
+        return (
+            count,
+            total,
+            torch.where(mask, x, -inf).amax(1),
+            torch.where(mask, 1, 0).sum(1),
+            (mask & (x > 0)).sum(1),
+            mask.to(torch.float32).mean(1),
+        )
+
+    generator = torch.Generator().manual_seed(columns)
+    x = torch.randint(-8, 9, (5, columns), generator=generator).to(dtype)  # so that sums are exact
+    mask = torch.rand(5, columns, generator=generator) < 0.6
+    mask[1], mask[2] = False, True
+    for got, want in zip(thermit.jit(statistics)(x, mask), statistics(x, mask), strict=True):
+        assert got.dtype == want.dtype and torch.allclose(got.double(), want.double(), rtol=1e-6, atol=0)

@@ -22,9 +22,15 @@ LINE_BYTES = 64  # of the cache
 _SUFFIX = {"float": "f32", "double": "f64"}
 
 
-def from_memory(w: FunctionWriter, raw: str, dtype: DType, lanes: int) -> str:
+def from_memory(w: FunctionWriter, raw: str, dtype: DType, lanes: int, flag_bits: int = 8) -> str:
+    """What the processor reads as the value in a register.  `flag_bits`: of the elements among which a flag selects: where masks are as wide as
+    those, it is read as wide, in one instruction, instead of a mask of bytes that must be taken apart."""
     if dtype is not BOOL:
         return raw
+    if flag_bits > 8 and lanes and w.target.widens_flags:
+        of = vector(f"i{flag_bits}", lanes)
+        wide = w.op(f"zext {vector('i8', lanes)} {raw} to {of}")
+        return w.op(f"icmp sgt {of} {wide}, zeroinitializer")
     return w.op(f"icmp ne {vector('i8', lanes)} {raw}, {'zeroinitializer' if lanes else 0}")
 
 

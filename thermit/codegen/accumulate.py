@@ -67,7 +67,7 @@ def neutral(acc: Acc, lanes: int, loop: For, first: int = 0) -> Running:
     if not is_argument(acc):
         start = constant(identity(acc.combine, acc.local.dtype), acc.local.dtype, lanes)
         if acc.combine in (p.MAX, p.MIN) and acc.local.dtype in (FLOAT32, FLOAT64):
-            flags = lanes // 2 if lanes >= 2 * LEAST_FLAGS else lanes  # one comparison asks for two lanes
+            flags = _flag_lanes(lanes)
             return Running(acc, lanes, [start, "zeroinitializer"], [*types, vector(f"i{acc.local.dtype.bits}", flags)], flags=flags)
         return Running(acc, lanes, [start], types, by_fma=acc in sums_by_fma(loop))
     worst = constant(least_value(acc.value.dtype) if acc.combine is p.ARGMAX else greatest_value(acc.value.dtype), acc.value.dtype, lanes)
@@ -96,6 +96,9 @@ def advanced(w: ExpressionWriter, r: Running, at: str, mask: str | None = None) 
     """The state after one iteration (in the lanes of the mask), written in the innermost scope; `at` is the loop's index (of lane 0)."""
     if r.flags:
         return _advanced_with_flags(w, r, mask)
+    if r.lanes and _counts_flags(r.acc):
+        state = [_counted(w, r)]
+        return state if mask is None else _where_inside(w, r, mask, state)
     squared = _squared(w, r.acc) if not r.acc.wide else None
     roots = [squared or r.acc.value] if r.acc.position is None or r.counts else [r.acc.value, r.acc.position]
     new = [(w.spread(n) if r.lanes else w.value(n)).text for n in roots]
@@ -111,8 +114,11 @@ def advanced(w: ExpressionWriter, r: Running, at: str, mask: str | None = None) 
         state = [apply(w, p.FMA, r.acc.local.dtype, [new[0], _one(w, r.acc.local.dtype, r.lanes), r.values[0]], r.lanes)]
     else:
         state = combined(w, r.acc, r.values, new, r.lanes)
-    if mask is None:
-        return state
+    return state if mask is None else _where_inside(w, r, mask, state)
+
+
+def _where_inside(w: ExpressionWriter, r: Running, mask: str, state: list[str]) -> list[str]:
+    """The new state in the lanes of the mask, the old in the others."""
     flags = vector("i1", r.lanes)
     return [w.op(f"select {flags} {mask}, {t} {n}, {t} {v}") for n, v, t in zip(state, r.values, r.types, strict=True)]
 
@@ -129,21 +135,42 @@ def _is_square(acc: Acc) -> bool:
     return is_square and acc.init.prim is p.CONST and bool(acc.init.attrs.value == 0)
 
 
+def _counts_flags(acc: Acc) -> bool:
+    """Whether it adds up flags as integers."""
+    value = acc.value
+    return acc.combine is p.ADD and acc.local.dtype.is_integer and value.prim is p.CAST and value.args[0].dtype is BOOL
+
+
+def _counted(w: ExpressionWriter, r: Running) -> str:
+    """A flag as a mask is -1, which is subtracted."""
+    flag = w.spread(r.acc.value.args[0]).text
+    w.here()
+    mask = w.op(f"sext {vector('i1', r.lanes)} {flag} to {r.types[0]}")
+    return w.op(f"sub {r.types[0]} {r.values[0]}, {mask}")
+
+
 def _advanced_with_flags(w: ExpressionWriter, r: Running, mask: str | None) -> list[str]:
     """The extreme of what is not nan, and flags.  compare and select in this order is one maxps / minps, which keeps the old if the new is nan."""
     new = w.spread(r.acc.value).text
     w.here()
-    dtype, of, flag = r.acc.local.dtype, r.types[0], vector("i1", r.lanes)
+    dtype, of = r.acc.local.dtype, r.types[0]
     if mask is not None:
-        new = w.op(f"select {flag} {mask}, {of} {new}, {of} {constant(identity(r.acc.combine or p.MAX, dtype), dtype, r.lanes)}")
-    better = w.op(f"fcmp {'ogt' if r.acc.combine is p.MAX else 'olt'} {of} {new}, {r.values[0]}")
-    best = w.op(f"select {flag} {better}, {of} {new}, {of} {r.values[0]}")
+        neutral_text = constant(identity(r.acc.combine or p.MAX, dtype), dtype, r.lanes)
+        new = w.op(f"select {vector('i1', r.lanes)} {mask}, {of} {new}, {of} {neutral_text}")
+    best = _extreme(w, r.acc, new, r.values[0], r.lanes)
     low, high = new, new
     if r.flags < r.lanes:
         low, high = (_part(w, new, scalar_type(dtype), r.flags, first) for first in (0, r.flags))
     unordered = w.op(f"fcmp uno {vector(scalar_type(dtype), r.flags)} {low}, {high}")
     found = w.op(f"sext {vector('i1', r.flags)} {unordered} to {r.types[1]}")
     return [best, w.op(f"or {r.types[1]} {r.values[1]}, {found}")]
+
+
+def _extreme(w: ExpressionWriter, acc: Acc, new: str, old: str, lanes: int) -> str:
+    """The better of two, the old where one is nan: one instruction on x86."""
+    of = register_type(acc.local.dtype, lanes)
+    better = w.op(f"fcmp {'ogt' if acc.combine is p.MAX else 'olt'} {of} {new}, {old}")
+    return w.op(f"select {vector('i1', lanes)} {better}, {of} {new}, {of} {old}")
 
 
 @functools.lru_cache(maxsize=64)
@@ -183,15 +210,6 @@ def finished(w: ExpressionWriter, r: Running, in_lanes: bool) -> list[str]:
     """The state with positions in 64 bits, for each lane its own if the loop was a vector loop.  Written where `at` points."""
     if r.acc.wide:
         return [w.op(f"fptrunc {r.types[0]} {r.values[0]} to {register_type(FLOAT32, r.lanes)}")]
-    if r.flags:
-        flags = r.values[1]
-        if r.flags < r.lanes:
-            order = ", ".join(f"i32 {k % r.flags}" for k in range(r.lanes))
-            flags = w.op(f"shufflevector {r.types[1]} {flags}, {r.types[1]} poison, <{r.lanes} x i32> <{order}>")
-        bits = vector(f"i{r.acc.local.dtype.bits}", r.lanes)
-        is_nan = w.op(f"icmp ne {bits} {flags}, zeroinitializer")
-        nan = constant(float("nan"), r.acc.local.dtype, r.lanes)
-        return [w.op(f"select {vector('i1', r.lanes)} {is_nan}, {r.types[0]} {nan}, {r.types[0]} {r.values[0]}")]
     if not r.counts:
         return r.values
     place = r.values[1]
@@ -242,22 +260,48 @@ def _better_later(w: ExpressionWriter, acc: Acc, old: list[str], new: list[str],
 
 def across(w: ExpressionWriter, acc: Acc, init: str | None, states: list[list[str]], width: int) -> str:
     """The lanes of all states combined to one scalar, in halves, then with the initial value.  Written where `at` points."""
+    has_flags = len(states[0]) > len(kinds(acc))
+    found_nan = _found_nan(w, acc, states, width) if has_flags else None
+    states = [state[:1] for state in states] if has_flags else states
+
+    def merged(x: list[str], y: list[str], lanes: int) -> list[str]:
+        return [_extreme(w, acc, y[0], x[0], lanes)] if has_flags else combined(w, acc, x, y, lanes)
+
     while len(states) > 1:
         pairs = [states[k : k + 2] for k in range(0, len(states), 2)]
-        states = [combined(w, acc, pair[0], pair[1], width) if len(pair) == 2 else pair[0] for pair in pairs]
+        states = [merged(pair[0], pair[1], width) if len(pair) == 2 else pair[0] for pair in pairs]
     state, types = states[0], [scalar_type(k) for k in kinds(acc)]
     while width > 1:
         width //= 2
         low, high = ([_part(w, v, t, width, first) for v, t in zip(state, types, strict=True)] for first in (0, width))
         if width == 1:
             low, high = ([w.op(f"extractelement {vector(t, 1)} {v}, i32 0") for v, t in zip(half, types, strict=True)] for half in (low, high))
-            state = combined(w, acc, low, high, 0)
+            state = merged(low, high, 0)
         else:
-            state = combined(w, acc, low, high, width)
+            state = merged(low, high, width)
     if init is None:
         return state[-1]
     assert acc.combine is not None
-    return apply(w, acc.combine, acc.local.dtype, [init, state[0]], 0)
+    result = apply(w, acc.combine, acc.local.dtype, [init, state[0]], 0)
+    if found_nan is None:
+        return result
+    of = scalar_type(acc.local.dtype)
+    return w.op(f"select i1 {found_nan}, {of} {constant(float('nan'), acc.local.dtype, 0)}, {of} {result}")
+
+
+def _found_nan(w: ExpressionWriter, acc: Acc, states: list[list[str]], width: int) -> str:
+    """Whether a flag is set; the states are then those of what is not nan."""
+    lanes = _flag_lanes(width)
+    of, flags = vector(f"i{acc.local.dtype.bits}", lanes), states[0][1]
+    for state in states[1:]:
+        flags = w.op(f"or {of} {flags}, {state[1]}")
+    some = w.op(f"icmp slt {of} {flags}, zeroinitializer")
+    return w.op(f"call i1 @llvm.vector.reduce.or.v{lanes}i1({vector('i1', lanes)} {some})")
+
+
+def _flag_lanes(width: int) -> int:
+    """One comparison asks for two lanes, where they are many."""
+    return width // 2 if width >= 2 * LEAST_FLAGS else width
 
 
 def _part(w: ExpressionWriter, value: str, type_text: str, width: int, first: int) -> str:

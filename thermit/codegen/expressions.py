@@ -18,7 +18,7 @@ from thermit.codegen.writer import FunctionWriter, Value
 from thermit.errors import CompileError
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
-from thermit.ir.types import FLOAT32, FLOAT64, INT32, INT64
+from thermit.ir.types import BOOL, FLOAT32, FLOAT64, INT32, INT64
 from thermit.loops.nest import Check, For, LoopProgram, Memory, Stmt, Store, Tile, exprs_of
 from thermit.records import dataclass
 
@@ -69,7 +69,15 @@ class ExpressionWriter(FunctionWriter):
         for bits in self._clobbers.values():
             changed |= bits
         self._reads: dict[Node, int] = {}
-        for node in toposort(exprs_of(self.program.body)):
+        self._selects: dict[Node, set[int]] = {}  # of a flag that is loaded: how wide the elements are between which it selects, 8 for all else
+        roots = exprs_of(self.program.body)
+        for root in roots:
+            self._selects.setdefault(root, set()).add(8)
+        for node in toposort(roots):
+            for place, arg in enumerate(node.args):
+                if arg.prim is p.LOAD and arg.dtype is BOOL:
+                    is_wide = (node.prim is p.WHERE and place == 0) or node.prim is p.CAST
+                    self._selects.setdefault(arg, set()).add(node.dtype.bits if is_wide else 8)
             bits = bit[node.attrs.name] & changed if node.prim is p.LOAD else 0
             for arg in node.args:
                 bits |= self._reads.get(arg, 0)
@@ -365,7 +373,9 @@ class ExpressionWriter(FunctionWriter):
             raw = access.contiguous_load(self, memory, offset.text, width, mask, flag, step == -1)
         else:
             raw = access.gather(self, memory, offset.text, step, width, self.mask(guard))
-        self.bind(node, Value(access.from_memory(self, raw, memory.dtype, width), width, depth))
+        found = self._selects.get(node, ())
+        bits = min(found, default=8) if len(found) == 1 and step == 1 and lanes.mask is None and guard is None else 8
+        self.bind(node, Value(access.from_memory(self, raw, memory.dtype, width, bits), width, depth))
 
     def _window(self, node: Node, step: int | None, lanes: Lanes) -> int | None:
         """Where lanes are a few elements apart, all that lies between is read and the lanes are picked out: at which place in each

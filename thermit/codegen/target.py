@@ -50,6 +50,11 @@ class Target:
         return self.has_fma and self.cpu.startswith("znver")
 
     @property
+    def widens_flags(self) -> bool:
+        """Whether a mask has as many bits as what it selects, and bytes are widened as they are read (SSE4, AVX2)."""
+        return self.is_x86 and self.has_round and self.vector_bits <= 256
+
+    @property
     def folds_memory(self) -> bool:
         """Whether instructions read an operand from memory and registers are few (16): constants then rather stand in memory."""
         return self.is_x86 and self.vector_bits <= 256
