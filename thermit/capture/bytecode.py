@@ -47,11 +47,18 @@ _EXTENDED = _OPS["EXTENDED_ARG"]
 _SILENT = _ops("CACHE", "PRECALL", "EXTENDED_ARG", "KW_NAMES", "PUSH_NULL", "NOP")
 _CALL, _CONSTANT, _IS = _OPS["CALL"], _OPS["LOAD_CONST"], _OPS["IS_OP"]
 _COMPARES = _ops("IS_OP", "COMPARE_OP", "CONTAINS_OP")
+_BY_IDENTITY = _ops("CONTAINS_OP", "BUILD_SET", "SET_ADD", "SET_UPDATE", "BUILD_MAP", "MAP_ADD")
 _SIMPLE = _ops("LOAD_CONST", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_SMALL_INT")
 
 # What reaches attributes whose names need not stand in the code.
 BY_NAME = frozenset(("getattr", "hasattr"))
 REFLECTION = frozenset(("setattr", "delattr", "vars", "dir", "attrgetter", "methodcaller", "__dict__", "__getattribute__", "__setattr__"))
+# Ask which object it is: a number, which no stand-in has (IDENTITIES), or whether it is the same as another.
+IDENTITIES = frozenset(("id", "hash"))
+_IDENTIFYING = IDENTITIES | {
+    "is_", "is_not", "contains", "count", "countOf", "index", "indexOf", "remove", "discard", "set", "frozenset", "dict", "fromkeys",
+    "WeakKeyDictionary", "WeakSet", "Counter", "deepcopy", "lru_cache", "cache", "setdefault", "add", "get", "pop",
+}  # fmt: skip
 NAMESPACES = frozenset(("globals", "locals", "eval", "exec", "compile", "__import__"))
 
 
@@ -64,6 +71,7 @@ class Names:
     `tries`: it has exception handlers, so an attribute may be asked for that is not there.  `nested`: code written inside.
     `compares_class`: it asks `type(x) is torch.Tensor` or the like, which a stand-in cannot answer.
     `compared`: names that stand near an `is` (but for `is None` and other constants).
+    `identifies`: it may tell one object from another that looks the same (`is`, `in`, sets, keys, id).  `identities`: it calls id or hash.
     `writes`: line of the first store to each name; "[]" for a subscript; a closed-over variable by its name.
     """
 
@@ -78,6 +86,8 @@ class Names:
     reflects: bool = False
     tries: bool = False
     compares_class: bool = False
+    identifies: bool = False
+    identities: bool = False
 
 
 _cache: dict[CodeType, Names] = {}
@@ -105,8 +115,11 @@ def _scan(code: CodeType) -> Names:
         if op in _GLOBALS and code.co_names[arg >> _SHIFT.get(op, 0)] in BY_NAME:
             found.reflects = found.reflects or not _asks_constant(code, listing, place)
             found.tries = True
-        if op == _IS:
+        if op == _IS and not _after_constant(listing, place):
             found.compared |= _compared(code, listing, place)
+            found.identifies = True
+        if op in _BY_IDENTITY and (arg or op != _OPS["BUILD_MAP"]):
+            found.identifies = True
         if op in _COMPARES and not found.compares_class:
             found.compares_class = _compares_class(code, listing, place)
     for constant in code.co_consts:
@@ -119,6 +132,8 @@ def _scan(code: CodeType) -> Names:
             found.strings.update(c for c in constant if type(c) is str and c.isidentifier())
     found.reflects = found.reflects or not REFLECTION.isdisjoint(found.globals | found.attributes)
     found.tries = found.tries or bool(code.co_exceptiontable)
+    found.identities = found.identities or not IDENTITIES.isdisjoint(found.globals)
+    found.identifies = found.identifies or not _IDENTIFYING.isdisjoint(found.globals | found.attributes)
     return found
 
 
@@ -194,11 +209,14 @@ def _compares_class(code: CodeType, listing: list[tuple[int, int, int]], place: 
     return "Parameter" in names or (listing[place][1] == _IS and (names.count("type") > 1 or "Tensor" in names))
 
 
+def _after_constant(listing: list[tuple[int, int, int]], place: int) -> bool:
+    """Whether a constant was loaded just before."""
+    return next((op for _, op, _ in reversed(listing[max(0, place - 12) : place]) if op not in _SILENT), None) == _CONSTANT
+
+
 def _compared(code: CodeType, listing: list[tuple[int, int, int]], place: int) -> set[str]:
     """The globals, attributes and closed-over variables that may be a side of the `is` at `place`."""
     near = [(op, arg) for _, op, arg in listing[max(0, place - 60) : place] if op not in _SILENT][-8:]
-    if near and near[-1][0] == _CONSTANT:
-        return set()
     names = {code.co_names[arg >> _SHIFT.get(op, 0)] for op, arg in near if op in _GLOBALS or op in _ATTRIBUTES}
     return names | {_cell_name(code, arg) for op, arg in near if op == _OPS["LOAD_DEREF"]}
 
@@ -221,6 +239,8 @@ def _merge(found: Names, inner: Names) -> None:
     found.reflects |= inner.reflects
     found.compares_class |= inner.compares_class
     found.compared |= inner.compared
+    found.identifies |= inner.identifies
+    found.identities |= inner.identities
     for name, line in inner.writes.items():
         found.writes.setdefault(name, line)
 

@@ -33,13 +33,13 @@ from typing import Any
 import torch
 
 from thermit import config
-from thermit.capture.bytecode import NAMESPACES, Names, function_of, names_of
+from thermit.capture.bytecode import IDENTITIES, NAMESPACES, Names, function_of, names_of
 from thermit.capture.known import CONTAINERS, is_quiet
 from thermit.capture.origin import LIBRARY, MODULES, STANDARD, USER, class_origin, code_origin, is_library_module, is_package
 from thermit.capture.reach import Reach, in_class
-from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, ambient, argument_roots, holds
+from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, ambient, argument_roots, elements, holds
 from thermit.capture.standin import is_stand_in
-from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze
+from thermit.capture.values import IMMUTABLE, ByIdentity, Leaves, NotStatic, freeze
 from thermit.records import dataclass
 
 Refused = Callable[[str, str], None]
@@ -105,6 +105,7 @@ class Watcher:
         self.refused: str | None = None
         self._importing: FrameType | None = None
         self.where = ""
+        self._copied: list[tuple[Any, Any]] = []  # copies of containers of the call, and what they held
         self.again = False  # the refusal came before anything was done: the function can be called again from the start
         self._told = False
         self.objects = Reach(call)
@@ -119,7 +120,7 @@ class Watcher:
         self._own: dict[str, str] = {}  # facts that only a tensor itself knows and that code which ran names: where
         self.native = ""
         self._compared: set[str] = set()
-        self._tries = self._walks = False
+        self._tries = self._walks = self._identifies = False
         self._before = ambient()
         self._profiler: Any = None  # the one that was active
         self._chained: Any = None  # the same, where it can be called: those written in C cannot
@@ -162,6 +163,8 @@ class Watcher:
         """Copies of containers of the call stand for the containers themselves."""
         known = self.objects
         for container, copied in copies:
+            known.copied.add(id(container))
+            self._copied.append((copied, _held(copied)))
             if id(container) in known.known:
                 known.know(copied, known.known[id(container)][1])
                 known.contents[id(copied)] = known.contents.get(id(container), [])
@@ -181,6 +184,8 @@ class Watcher:
             self._chained(frame, event, arg)
         try:
             self._event(frame, event, arg)
+        except ByIdentity as why:
+            self._refuse_again(f"reads {why}", frame)
         except NotStatic as why:
             self._refuse(f"reads {why}", frame)
         except Exception as fault:  # objects of the user's may do anything when they are looked at
@@ -222,6 +227,9 @@ class Watcher:
                 self._returned(frame, arg)
         elif event == "return" and arg is not None and frame.f_code in _HANDING_CODES:
             self._handed(frame, arg)
+        known = self.objects
+        if known.twice is not None and (self._identifies or known.twice_copied) and self.refused is None:
+            self._refuse_again(f"an argument is also {known.twice}, and it may be asked which object it is", frame)
 
     def _refuse(self, reason: str, frame: FrameType | None) -> None:
         if self.refused is not None:
@@ -264,7 +272,10 @@ class Watcher:
         self._fresh.setdefault(id(values), values)  # keeps the ids above from being used again
         self._nested |= names.nested
         if names.compares_class and origin is USER:
-            self._refuse_again("compares the class of a tensor with `is` (isinstance can be compiled)", frame, done)
+            self._refuse_again("compares the class of a tensor with `is` (isinstance can be compiled)", frame)
+        self._identifies = self._identifies or names.identifies
+        if origin is USER and names.identities and (called := self._identity(frame.f_globals, names)):
+            self._refuse_again(f"calls {called}()", frame)
         for name, line in names.writes.items():
             self._writes.setdefault(name, f"{code.co_filename}:{line}")
         if origin is USER:
@@ -282,14 +293,20 @@ class Watcher:
             roots += self._argument(value)
         self.objects.follow(names, roots, watched=origin is USER)
         if names.compared and origin is USER and (place := self.objects.named(names.compared)) is not None:
-            self._refuse_again(f"compares {place}, a tensor, with `is`", frame, done)
+            self._refuse_again(f"compares {place}, a tensor, with `is`", frame)
         while self.objects.cached:
             self._cached(self.objects.cached.pop(), frame)
 
-    def _refuse_again(self, reason: str, frame: FrameType, done: Any) -> None:
+    def _refuse_again(self, reason: str, frame: FrameType) -> None:
         """Refuses what a stand-in would answer wrongly: the function is to run again from its start."""
-        self.again = not self._frames_done - {done} or holds(tuple(self.objects.guards.values()), self.call) is None
+        if self.refused is None:
+            unchanged = all(held == _held(copied) for copied, held in self._copied)
+            self.again = unchanged and holds(tuple(self.objects.guards.values()), self.call) is None
         self._refuse(reason, frame)
+
+    def _identity(self, table: dict[str, Any], names: Names) -> str:
+        """Which builtin the code calls that tells an object's address."""
+        return next((n for n in sorted(IDENTITIES & names.globals) if table.get(n, _BUILTINS.get(n)) is _BUILTINS[n]), "")
 
     def _asks(self, names: Names, code: CodeType) -> None:
         """Writes down which facts of a tensor's own the code may ask for: of which tensor is known when the trace is over."""
@@ -508,7 +525,7 @@ class Watcher:
 
     def facts(self) -> Facts:
         """The guards; refused if the function wrote state, which shows as a guard that no longer holds."""
-        guards = tuple(self.objects.guards.values())
+        guards = (*self.objects.guards.values(), *self.objects.apart())
         if self.refused is None:
             self._check_unchanged(guards)
         if self.refused is None and self._compared and (place := self.objects.named(self._compared)) is not None:
@@ -574,6 +591,11 @@ def _shows_always(message: warnings.WarningMessage) -> bool:
             if module is None:
                 return False
     return False
+
+
+def _held(container: Any) -> tuple[Any, list[int]]:
+    """What a container holds, by identity; a dict also its keys."""
+    return list(container) if isinstance(container, dict) else None, [id(child) for _, child in elements(Held(container, ""), container)]
 
 
 def _still(source: Source, call: Call, tensor: torch.Tensor) -> bool:

@@ -57,6 +57,10 @@ class NotStatic(Exception):
     """A value that can be neither a tensor leaf nor a static fact; the message says why."""
 
 
+class ByIdentity(NotStatic):
+    """A container in which tensors are looked up by identity: a stand-in is not found there."""
+
+
 _pack = struct.Struct("<d").pack
 _pack2 = struct.Struct("<dd").pack
 TENSOR = type("TENSOR", (), {"__repr__": lambda self: "tensor"})()  # stands for a tensor leaf in a frozen value
@@ -150,7 +154,10 @@ def _sequence(value: Any, leaves: Leaves) -> Any:
 
 def _dict(value: dict[Any, Any], leaves: Leaves) -> Any:
     leaves.containers.append(value)
+    tensors = len(leaves.tensors)
     head = tuple([k if type(k) is str else freeze(k, leaves) for k in value])
+    if len(leaves.tensors) > tensors:
+        raise ByIdentity("a dict whose keys are tensors")
     return _parts(type(value), head, value.values(), len(value), leaves)
 
 
@@ -161,7 +168,11 @@ def _defaultdict(value: Any, leaves: Leaves) -> Any:
 def _set(value: Any, leaves: Leaves) -> Any:
     if type(value) is set:
         leaves.containers.append(value)
-    return _parts(type(value), None, list(value), len(value), leaves)  # in order of iteration, which code can see
+    tensors = len(leaves.tensors)
+    parts = _parts(type(value), None, list(value), len(value), leaves)  # in order of iteration, which code can see
+    if len(leaves.tensors) > tensors:
+        raise ByIdentity("a set of tensors")
+    return parts
 
 
 def _deque(value: Any, leaves: Leaves) -> Any:
