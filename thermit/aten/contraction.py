@@ -26,16 +26,30 @@ def is_multiplied(*nodes: Node) -> bool:
 
 def matrix_product(left: Node, right: Node) -> Node:
     """left: [*batch, M, K], right: [*batch, K, N] -> [*batch, M, N]."""
-    rows, depth, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    batch, rows, depth, columns = left.shape[:-2], left.shape[-2], left.shape[-1], right.shape[-1]
     if depth < 2 or (rows != 1 and columns != 1):
         return b.contract(left, right)
-    if columns == 1:  # the sums run along the rows of the left side
-        along = b.reshape(right, (*right.shape[:-2], 1, depth))
-        total = b.reduce(p.SUM, b.mul(left, b.expand(along, left.shape)), (left.type.ndim - 1,))
-    else:  # down the columns of the right side
-        down = b.reshape(left, (*left.shape[:-2], depth, 1))
-        total = b.reduce(p.SUM, b.mul(b.expand(down, right.shape), right), (right.type.ndim - 2,))
-    return b.reshape(total, (*left.shape[:-1], columns))
+    if columns == 1:
+        total = _matrix_vector(left, b.reshape(right, (*batch, depth)))
+    else:
+        total = _matrix_vector(_turned(right), b.reshape(left, (*batch, depth)))
+    return b.reshape(total, (*batch, rows, columns))
+
+
+def _turned(x: Node) -> Node:
+    """The last two axes exchanged."""
+    last = x.type.ndim - 1
+    return b.permute(x, (*range(last - 1), last, last - 1))
+
+
+def _matrix_vector(matrix: Node, vector: Node) -> Node:
+    """matrix: [*batch, M, K], vector: [*batch, K] -> [*batch, M].  The sum runs along the last axis of what the matrix is a view of, or down."""
+    last = matrix.type.ndim - 1
+    if matrix.prim is p.PERMUTE and matrix.attrs.order[-1] != last:
+        matrix = _turned(matrix)
+        return b.reduce(p.SUM, b.mul(matrix, b.expand(b.reshape(vector, (*vector.shape, 1)), matrix.shape)), (last - 1,))
+    along = b.reshape(vector, (*vector.shape[:-1], 1, vector.shape[-1]))
+    return b.reduce(p.SUM, b.mul(matrix, b.expand(along, matrix.shape)), (last,))
 
 
 def added(self: Node, product: Node, beta: Number, alpha: Number) -> Lowered:
