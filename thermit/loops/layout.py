@@ -123,8 +123,9 @@ def _strip_width(seen: Seen, layout: Layout, columns: Mapping[Node, dict[int, in
     inner = {v for _, _, axes in seen.reductions for v in axes if v is not None}
     inner |= {v for groups in layout.order[layout.rows :] for a in groups if (v := seen.variables[a]) is not None}
     along = across = 0
-    for offset in seen.loads:
-        terms = indices.form(offset)[1]
+    forms = [indices.form(offset)[1] for offset in seen.loads]
+    both = [terms for terms in forms if own in terms and not inner.isdisjoint(terms)]  # what moves with one only is small and stays near
+    for terms in both or forms:
         along += own is not None and terms.get(own) == 1
         across += any(terms.get(v) == 1 for v in inner)
     reduced = max((math.prod(n for n in (node.args[0].shape[a] for a in node.attrs.axes)) for node, _, _ in seen.reductions), default=0)
