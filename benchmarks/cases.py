@@ -1,7 +1,8 @@
-"""What is measured, as data: a row for each function and size.
+"""What is measured, as data: a row for each function, product or model and size.
 
-A function is named here and written once for PyTorch (torch_functions.py) and once for JAX (jax_functions.py).  Inputs are made
-by numpy from a seed, so every peer sees the same numbers.  This file needs numpy only: workers of all peers read it.
+A function is named here and written once for PyTorch (torch_functions.py) and once for JAX (jax_functions.py); a model is made by
+torch_models.py.  Inputs are made by numpy from a seed, so every peer sees the same numbers.  This file needs numpy only: workers of all
+peers read it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """`kind`: "normal", "positive" (0.5 to 1.5), "mask" (bool, two thirds true), "image" (uint8)."""
+    """`kind`: "normal", "positive" (0.5 to 1.5), "mask" (bool, two thirds true), "image" (uint8), "tokens" (numbers of words),
+    "padding" (1 for a word, 0 behind the end of a sentence; the first sentence is the longest)."""
 
     kind: str
     shape: Shape
@@ -29,17 +31,20 @@ class Case:
     """One function at one size.
 
     `other`: inputs of other sizes, to time the first call after a change of shape.  `moved_bytes`: for what is bound by memory, the
-    bytes of inputs and results, each once.  `tolerance`: largest difference between peers, relative to the largest result.
+    bytes of inputs and results, each once.  `tolerance`: largest difference between peers, relative to the largest result.  `fixed`: so
+    many of the last inputs are weights: they do not change, and a peer may prepare them in its first call.  `flops`: of a product.
     """
 
     name: str
     function: str
     inputs: tuple[Input, ...]
     other: tuple[Input, ...]
-    group: str = "size"  # "call": the cost of a call; "size": all else
+    group: str = "size"  # "call": the cost of a call; "product"; "model"; "size": all else
     moved_bytes: int = 0
     tolerance: float = 1e-4
     quick: bool = False
+    fixed: int = 0
+    flops: int = 0
 
     @property
     def elements(self) -> int:
@@ -61,6 +66,12 @@ def _array(spec: Input, rng: np.random.Generator) -> np.ndarray:
             return rng.random(spec.shape, np.float32) < 2 / 3
         case "image":
             return rng.integers(0, 256, spec.shape, np.uint8)
+        case "tokens":
+            return rng.integers(1000, 30000, spec.shape, np.int64)
+        case "padding":
+            rows, columns = spec.shape
+            ends = np.maximum(columns - np.arange(rows)[:, None] * columns // (2 * rows), 1)
+            return (np.arange(columns) < ends).astype(np.int64)
     raise ValueError(spec.kind)
 
 
@@ -118,7 +129,58 @@ def _cases() -> Iterator[Case]:
         yield _case(f"call with {count}", "total", _same("normal", (16,), count), other=_same("normal", (17,), count), group="call", quick=count == 2)
 
 
+def _products() -> Iterator[Case]:
+    """Both sides changing ("free"), and with a weight that stays ("weight"), as linear layers have it: y = x @ w.T + b."""
+
+    def product(name: str, function: str, m: int, k: int, n: int, right: Shape, quick: bool = False) -> Case:
+        inputs = (Input("normal", (m, k)), Input("normal", right))
+        return _case(name, function, inputs, other=inputs, group="product", quick=quick, flops=2 * m * k * n)
+
+    def linear(m: int, k: int, n: int, quick: bool = False) -> Case:
+        inputs = (Input("normal", (m, k)), Input("normal", (n, k)), Input("normal", (n,)))
+        moved = 4 * k * n if m == 1 else 0
+        name = f"weight {m}x{k}x{n}"
+        return _case(name, "linear", inputs, other=inputs, group="product", fixed=2, quick=quick, flops=2 * m * k * n, moved_bytes=moved)
+
+    for n in (64, 128, 256, 512, 1024, 2048):
+        yield product(f"free {n}x{n}x{n}", "product", n, n, n, (n, n), quick=n == 512)
+    for m, k, n in ((100, 333, 77), (129, 127, 131)):
+        yield product(f"free {m}x{k}x{n}", "product", m, k, n, (k, n))
+    for m, k, n in ((128, 768, 3072), (512, 512, 512)):
+        yield product(f"free {m}x{k}x{n}, right transposed", "product_right", m, k, n, (n, k))
+    yield product("free 512x512x512, left transposed", "product_left", 512, 512, 512, (512, 512))
+    for m in (128, 1024):
+        for k, n in ((768, 768), (768, 3072), (3072, 768)):
+            yield linear(m, k, n, quick=m == 128 and n == 3072)
+    for m, k, n in ((36, 384, 384), (36, 384, 1536), (100, 333, 77), (1, 768, 3072), (1, 3072, 768), (1, 768, 50257)):
+        yield linear(m, k, n)
+
+
+def _models() -> Iterator[Case]:
+    def words(name: str, model: str, rows: int, columns: int, mask: bool = True, quick: bool = False) -> Case:
+        inputs = (Input("tokens", (rows, columns)), *([Input("padding", (rows, columns))] if mask else []))
+        other = tuple(Input(i.kind, (rows, columns - columns // 4)) for i in inputs)
+        return _case(name, model, inputs, other=other, group="model", quick=quick)
+
+    yield words("MiniLM 1x16", "minilm", 1, 16, quick=True)
+    yield words("MiniLM 16x32", "minilm", 16, 32)
+    yield words("BERT-base 1x128", "bert", 1, 128, quick=True)
+    yield words("BERT-base 8x128", "bert", 8, 128)
+    yield words("GPT-2 1x64", "gpt2", 1, 64, mask=False)
+    yield words("GPT-2, a token after 64", "gpt2_step", 1, 1, mask=False, quick=True)
+    picture = (Input("normal", (1, 3, 224, 224)),)
+    yield _case("ResNet-50 1x3x224x224", "resnet", picture, other=(Input("normal", (1, 3, 192, 192)),), group="model", quick=True)
+
+
 CASES: dict[str, Case] = {case.name: case for case in _cases()}
+PRODUCTS: dict[str, Case] = {case.name: case for case in _products()}
+MODELS: dict[str, Case] = {case.name: case for case in _models()}
+PARTS = {"functions": CASES, "products": PRODUCTS, "models": MODELS}
+
+
+def find(name: str) -> Case:
+    """The case of this name, of whatever part."""
+    return next(part[name] for part in PARTS.values() if name in part)
 
 
 # ---------------------------------------------------------------------------------------------- the polynomial of sea water

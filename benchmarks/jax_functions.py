@@ -107,6 +107,22 @@ def image(pixels: Array) -> Array:
     return jnp.clip(normal * 64 + 128, 0, 255).astype(jnp.uint8)
 
 
+def product(x: Array, y: Array) -> Array:
+    return x @ y
+
+
+def product_right(x: Array, y: Array) -> Array:
+    return x @ y.T
+
+
+def product_left(x: Array, y: Array) -> Array:
+    return x.T @ y
+
+
+def linear(x: Array, weight: Array, bias: Array) -> Array:
+    return x @ weight.T + bias
+
+
 def total(*tensors: Array) -> Array:
     result = tensors[0] * 2
     for t in tensors[1:]:
@@ -118,6 +134,6 @@ FUNCTIONS = {
     f.__name__: f
     for f in (
         chain, softmax, layer_norm, softmax_layer_norm, rms_residual, variance, logsumexp, sum_all, sum_rows, sum_columns, rbf, stencil,
-        sea_water, tridiagonal, masked_statistics, image, total,
+        sea_water, tridiagonal, masked_statistics, image, product, product_right, product_left, linear, total,
     )
 }  # fmt: skip

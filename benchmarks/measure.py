@@ -26,6 +26,9 @@ from benchmarks.cases import Case
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCES = ("copy", "one addition")
+EXACT = "float64"
+EXPORTING = ("onnxruntime", "openvino")
+FIXED_SHAPES = ("torch.jit.trace", "torch.jit, frozen", *EXPORTING)  # what they were given is all that they take
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Settings:
     rounds: int
     threads: int
     jax_python: str
+    peers_python: str = ""
     new_shapes: bool = True
     clock: str = "wall"
     series_s: float = 0.06
@@ -44,7 +48,10 @@ class Settings:
 
 @dataclass(slots=True)
 class Measured:
-    """One peer on one case; times in seconds, memory in MB.  `error`: why there is no more."""
+    """One peer on one case; times in seconds, memory in MB.
+
+    `difference` from eager and `inexact`, from eager in float64, are relative to the largest result.  `error`: why there is no more.
+    """
 
     peer: str
     first_s: float | None = None
@@ -52,6 +59,7 @@ class Measured:
     rounds_s: list[float] = field(default_factory=list)
     memory_mb: float | None = None
     difference: float | None = None
+    inexact: float | None = None
     error: str | None = None
 
     @property
@@ -59,18 +67,27 @@ class Measured:
         return statistics.median(self.rounds_s) if self.rounds_s else None
 
 
+def _worker(peer: str, case: Case, settings: Settings) -> tuple[str, str]:
+    """The module that serves a peer, and the Python that runs it."""
+    if peer == "jax":
+        return "benchmarks.jax_worker", settings.jax_python
+    if peer in EXPORTING:
+        return "benchmarks.export_worker", settings.peers_python
+    return "benchmarks.model_worker" if case.group == "model" else "benchmarks.torch_worker", sys.executable
+
+
 class Conversation:
     """The measuring side of a worker."""
 
     def __init__(self, peer: str, case: Case, settings: Settings, caches: Path) -> None:
-        module = "benchmarks.jax_worker" if peer == "jax" else "benchmarks.torch_worker"
-        python = settings.jax_python if peer == "jax" else sys.executable
+        module, python = _worker(peer, case, settings)
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": str(settings.threads),
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
             "TRITON_CACHE_DIR": str(caches / "triton"),
             "XDG_CACHE_HOME": str(caches / "home"),
+            "THERMIT_EXPORTS": str(caches.parent),
             "PYTHONPATH": str(ROOT),
         }
         self.process = subprocess.Popen(
@@ -134,11 +151,13 @@ def measure(case: Case, settings: Settings) -> dict[str, Measured]:
     with tempfile.TemporaryDirectory() as place:
         caches = Path(place)
         try:
+            if case.group in ("product", "model"):
+                _exact(case, settings, caches)
             for name in names:
                 _start(name, case, settings, caches, measured[name], talks)
             _compare(case, caches, measured, talks)
             _rounds(settings, measured, talks)
-            _finish(settings, measured, talks)
+            _finish(case, settings, measured, talks)
         finally:
             for talk in talks.values():
                 talk.close()
@@ -156,22 +175,34 @@ def _start(name: str, case: Case, settings: Settings, caches: Path, entry: Measu
             failed.close()
 
 
+def _exact(case: Case, settings: Settings, place: Path) -> None:
+    """Saves the results of eager in float64; the worker ends before the others start."""
+    talk = Conversation(EXACT, case, settings, place / EXACT)
+    try:
+        talk.ask("first")
+        talk.ask("save", str(place / "exact.npz"))
+    finally:
+        talk.close()
+
+
 def _compare(case: Case, place: Path, measured: dict[str, Measured], talks: dict[str, Conversation]) -> None:
-    """The largest difference from eager, relative to the largest result."""
-    if "eager" not in talks:
-        return
-    talks["eager"].ask("save", str(place / "eager.npz"))
+    """The largest differences from eager and from the exact results."""
+    eager, exact, path = place / "eager.npz", place / "exact.npz", place / "peer.npz"
+    if "eager" in talks:
+        talks["eager"].ask("save", str(eager))
     for name, talk in talks.items():
-        if name == "eager" or name in REFERENCES:
+        if name in REFERENCES:
             continue
-        path = place / "peer.npz"
         try:
             talk.ask("save", str(path))
-            measured[name].difference = _difference(place / "eager.npz", path)
+            if name != "eager" and eager.exists():
+                measured[name].difference = _difference(eager, path)
+            if exact.exists():
+                measured[name].inexact = _difference(exact, path)
         except (RuntimeError, ValueError) as error:
             measured[name].error = str(error)
-        path.unlink(missing_ok=True)
-    (place / "eager.npz").unlink()
+    for saved in (eager, exact, path):
+        saved.unlink(missing_ok=True)
 
 
 def _difference(want: Path, got: Path) -> float:
@@ -202,14 +233,14 @@ def _rounds(settings: Settings, measured: dict[str, Measured], talks: dict[str, 
             measured[name].rounds_s.append(talk.ask("time", calls[name], settings.clock) / calls[name])
 
 
-def _finish(settings: Settings, measured: dict[str, Measured], talks: dict[str, Conversation]) -> None:
+def _finish(case: Case, settings: Settings, measured: dict[str, Measured], talks: dict[str, Conversation]) -> None:
     """What disturbs the timing comes last."""
     for name, talk in talks.items():
         if name in REFERENCES:
             continue
         try:
             measured[name].memory_mb = talk.ask("memory")
-            if settings.new_shapes and name != "torch.jit.trace":  # its shapes are the user's affair
+            if settings.new_shapes and case.other != case.inputs and name not in FIXED_SHAPES:
                 measured[name].new_shape_s = talk.ask("new_shape")
         except RuntimeError as error:
             measured[name].error = str(error)

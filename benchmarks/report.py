@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import CASES
+from benchmarks.cases import find
 from benchmarks.measure import REFERENCES, Measured
 
 try:
@@ -33,6 +33,7 @@ class Report:
     settings: dict[str, Any]
     machine: dict[str, str]
     imports_s: tuple[float, float] | None
+    title: str = ""
 
     @property
     def peers(self) -> list[str]:
@@ -112,12 +113,14 @@ def _times(report: Report) -> list[str]:
 
 def _means(report: Report) -> list[str]:
     lines = []
-    large = [case for case in report.results if CASES[case].group == "size" and CASES[case].elements >= LARGE_ELEMS]
+    cases = [find(name) for name in report.results]
+    large = [c.name for c in cases if c.group in ("product", "model") or (c.group == "size" and c.elements >= LARGE_ELEMS)]
+    what = f"cases of {LARGE_ELEMS} elements and more" if any(c.group == "size" for c in cases) else "cases"
     for peer in report.peers:
         ratios = [r for case in large if (r := report.ratio(case, peer)) is not None]
         mean = geometric_mean(ratios)
         if peer != OURS and mean is not None:
-            lines.append(f"- {peer}: {mean:.2f} times thermit's time (geometric mean of {len(ratios)} cases of {LARGE_ELEMS} elements and more)")
+            lines.append(f"- {peer}: {mean:.2f} times thermit's time (geometric mean of {len(ratios)} {what})")
     return lines
 
 
@@ -130,10 +133,18 @@ def _column(report: Report, title: str, value: str, text: Any) -> list[str]:
     return _table([title, *report.peers], rows)
 
 
+def _rates(report: Report) -> list[str]:
+    rows = []
+    for case, entries in report.results.items():
+        times = [entries[p].call_s if p in entries else None for p in report.peers]
+        rows.append([case, *(f"{find(case).flops / t / 1e9:.0f}" if t else "-" for t in times)])
+    return _table(["GFLOP/s", *report.peers], rows)
+
+
 def markdown(report: Report) -> str:
     m, s = report.machine, report.settings
     lines = [
-        "# Benchmarks",
+        f"# Benchmarks{report.title}",
         "",
         f"{m['processor']}, {s['threads']} threads; " + ", ".join(f"{k} {v}" for k, v in m.items() if k not in ("processor", "system")) + ".",
     ]
@@ -145,7 +156,10 @@ def markdown(report: Report) -> str:
     lines += [*_times(report), "", "## Means", "", *_means(report), "", f"## Where a peer is more than {LOSS} times faster", ""]
     lines += [f"- {case}: {peer}, {factor:.2f} times" for case, peer, factor in report.losses()] or ["nowhere"]
     lines += ["", "## First call (fresh process, empty caches, imports excluded)", "", *_column(report, "first call", "first_s", duration)]
-    lines += ["", "## First call at a new shape", "", *_column(report, "new shape", "new_shape_s", duration)]
+    if any(find(case).flops for case in report.results):
+        lines += ["", "## Work done (GFLOP/s)", "", *_rates(report)]
+    if any(e.new_shape_s is not None for entries in report.results.values() for e in entries.values()):
+        lines += ["", "## First call at a new shape", "", *_column(report, "new shape", "new_shape_s", duration)]
     lines += ["", "## Memory (peak of a call above what the process held before its first call, MB)", ""]
     lines += _column(report, "memory", "memory_mb", lambda mb: f"{mb:.0f}")
     lines += [
@@ -154,6 +168,9 @@ def markdown(report: Report) -> str:
         "",
         *_column(report, "difference", "difference", lambda d: f"{d:.1e}"),
     ]
+    if any(e.inexact is not None for entries in report.results.values() for e in entries.values()):
+        lines += ["", "## Error: largest difference from eager in float64, relative to the largest result", ""]
+        lines += _column(report, "error", "inexact", lambda d: f"{d:.1e}")
     failures = [f"- {case}, {e.peer}: {e.error}" for case, entries in report.results.items() for e in entries.values() if e.error]
     failures += [
         f"- {case}, {e.peer}: differs by {e.difference:.1e}"
@@ -169,7 +186,7 @@ def markdown(report: Report) -> str:
 
 
 def _differs(case: str, entry: Measured) -> bool:
-    return entry.difference is not None and not entry.difference <= CASES[case].tolerance
+    return entry.difference is not None and not entry.difference <= find(case).tolerance
 
 
 # ---------------------------------------------------------------------------------------------- files

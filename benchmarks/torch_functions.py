@@ -111,6 +111,22 @@ def image(pixels: Tensor) -> Tensor:
     return torch.clamp(normal * 64 + 128, 0, 255).to(torch.uint8)
 
 
+def product(x: Tensor, y: Tensor) -> Tensor:
+    return x @ y
+
+
+def product_right(x: Tensor, y: Tensor) -> Tensor:
+    return x @ y.T
+
+
+def product_left(x: Tensor, y: Tensor) -> Tensor:
+    return x.T @ y
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
 def total(*tensors: Tensor) -> Tensor:
     result = tensors[0] * 2
     for t in tensors[1:]:
@@ -122,6 +138,6 @@ FUNCTIONS = {
     f.__name__: f
     for f in (
         chain, softmax, layer_norm, softmax_layer_norm, rms_residual, variance, logsumexp, sum_all, sum_rows, sum_columns, rbf, stencil,
-        sea_water, tridiagonal, masked_statistics, image, total,
+        sea_water, tridiagonal, masked_statistics, image, product, product_right, product_left, linear, total,
     )
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """`python -m benchmarks.torch_worker PEER CASE THREADS`: eager, torch.compile, torch.jit.trace, thermit, or a reference.
 
-References: `copy` moves as many bytes as the case does, into memory that is kept; `one addition` adds two tensors of 16 elements.
+References: `copy` moves as many bytes as the case does, into memory that is kept; `one addition` adds two tensors of 16 elements;
+`float64` is eager in float64.
 """
 
 from __future__ import annotations
@@ -16,34 +17,47 @@ import numpy as np
 import torch
 
 import thermit
-from benchmarks.cases import CASES, Case
+from benchmarks.cases import Case, find
 from benchmarks.torch_functions import FUNCTIONS
-from benchmarks.worker import Peer, serve
+from benchmarks.worker import Peer, bound, serve
+
+Function = Callable[..., Any]
 
 
-def _copy(case: Case, _: Sequence[torch.Tensor]) -> Callable[..., Any]:
+def _copy(case: Case, *_: Any) -> Function:
     source = torch.ones(max(case.moved_bytes // 2, 4) // 4)
     target = torch.zeros_like(source)
     return lambda *_: target.copy_(source)
 
 
-def _one_addition(*_: Any) -> Callable[..., Any]:
+def _one_addition(*_: Any) -> Function:
     x, y = torch.ones(16), torch.ones(16)
     return lambda *_: torch.add(x, y)
 
 
-PEERS: dict[str, Callable[[Case, Sequence[torch.Tensor]], Callable[..., Any]]] = {
-    "eager": lambda case, _: FUNCTIONS[case.function],
-    "torch.compile": lambda case, _: torch.compile(FUNCTIONS[case.function]),
-    "torch.jit.trace": lambda case, inputs: torch.jit.trace(FUNCTIONS[case.function], tuple(inputs), check_trace=False),
-    "thermit": lambda case, _: thermit.jit(FUNCTIONS[case.function]),
+def _function(case: Case, weights: Sequence[torch.Tensor]) -> Function:
+    return bound(FUNCTIONS[case.function], weights)
+
+
+PEERS: dict[str, Callable[[Case, Sequence[torch.Tensor], Sequence[torch.Tensor]], Function]] = {
+    "eager": lambda case, _, weights: _function(case, weights),
+    "torch.compile": lambda case, _, weights: torch.compile(_function(case, weights)),
+    "torch.jit.trace": lambda case, inputs, weights: torch.jit.trace(_function(case, weights), tuple(inputs), check_trace=False),
+    "thermit": lambda case, _, weights: thermit.jit(_function(case, weights)),
     "copy": _copy,
     "one addition": _one_addition,
+    "float64": lambda case, _, weights: _function(case, weights),
 }
 
 
-def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().contiguous().numpy()
+
+
+def double(array: np.ndarray) -> torch.Tensor:
+    """The input of a run that others are compared with: its float32 as float64."""
+    tensor = torch.from_numpy(array)
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def make(peer: str, case_name: str, threads: str) -> tuple[Peer, Case]:
@@ -51,8 +65,8 @@ def make(peer: str, case_name: str, threads: str) -> tuple[Peer, Case]:
     torch.set_num_threads(int(threads))
     if peer == "torch.compile":  # so that its first call does not count imports
         importlib.import_module("torch._inductor.compile_fx")
-    case = CASES[case_name]
-    return Peer(partial(PEERS[peer], case), torch.from_numpy, _to_numpy), case
+    case = find(case_name)
+    return Peer(partial(PEERS[peer], case), double if peer == "float64" else torch.from_numpy, to_numpy), case
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
     time calls clock seconds of that many calls, by the wall or by the processor ("cpu": all threads of the process)
     memory           MB: peak resident size of a call above the resident size before the first call
 
-Needs the standard library and numpy.  The peer is a `Peer`; torch_worker.py and jax_worker.py make one and call `serve`.
+Needs the standard library and numpy.  The peer is a `Peer`; the other workers make one and call `serve`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Case, arrays
+from benchmarks.cases import Case, Input, arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """How a peer runs a case.  `make(inputs)` gives its callable, and is part of the first call.
+    """How a peer runs a case.  `make(inputs, weights)` gives its callable of the inputs, and is part of the first call.
 
-    `wait_each`: every call is waited for (else only the last of a series, where calls are asynchronous).
+    `wait_each`: every call is waited for (else only the last of a series, where calls are asynchronous).  `results`: the arrays of a result.
     """
 
-    make: Callable[[Sequence[Any]], Callable[..., Any]]
+    make: Callable[[Sequence[Any], Sequence[Any]], Callable[..., Any]]
     from_numpy: Callable[[np.ndarray], Any]
     to_numpy: Callable[[Any], np.ndarray]
     wait: Callable[[Any], Any] | None = None
     wait_each: bool = True
+    results: Callable[[Any], Sequence[Any]] = lambda result: result if isinstance(result, (tuple, list)) else (result,)
 
 
 def _status_mb(field: str) -> float:
@@ -67,11 +68,17 @@ class Worker:
     def __init__(self, peer: Peer, case: Case) -> None:
         self.peer, self.case = peer, case
         self.function: Callable[..., Any] = _not_made
-        self.inputs = [peer.from_numpy(a) for a in arrays(case.inputs)]
+        self.inputs, self.weights = self._inputs(case.inputs)
         if peer.wait is not None:  # copies may still be under way
             peer.wait(self.inputs)
         gc.collect()
         self.resident_mb = _status_mb("VmRSS")
+
+    def _inputs(self, specs: tuple[Input, ...]) -> tuple[list[Any], list[Any]]:
+        """What changes from call to call, and the weights."""
+        made = [self.peer.from_numpy(a) for a in arrays(specs)]
+        changing = len(made) - self.case.fixed
+        return made[:changing], made[changing:]
 
     def _call(self, inputs: Sequence[Any]) -> Any:
         result = self.function(*inputs)
@@ -79,19 +86,19 @@ class Worker:
 
     def first(self) -> float:
         start = time.perf_counter()
-        self.function = self.peer.make(self.inputs)
+        self.function = self.peer.make(self.inputs, self.weights)
         self._call(self.inputs)
         return time.perf_counter() - start
 
     def new_shape(self) -> float:
-        inputs = [self.peer.from_numpy(a) for a in arrays(self.case.other)]
+        inputs, _ = self._inputs(self.case.other)
         start = time.perf_counter()
         self._call(inputs)
         return time.perf_counter() - start
 
     def save(self, path: str) -> int:
         result = self._call(self.inputs)
-        results = result if isinstance(result, (tuple, list)) else (result,)
+        results = self.peer.results(result)
         np.savez(path, *(self.peer.to_numpy(r) for r in results))
         return len(results)
 
@@ -120,6 +127,11 @@ class Worker:
         for _ in range(3):
             self._call(self.inputs)
         return _status_mb("VmHWM") - self.resident_mb
+
+
+def bound(function: Callable[..., Any], weights: Sequence[Any]) -> Callable[..., Any]:
+    """The function of its inputs alone."""
+    return (lambda *inputs: function(*inputs, *weights)) if weights else function
 
 
 def serve(make: Callable[[], tuple[Peer, Case]]) -> None:

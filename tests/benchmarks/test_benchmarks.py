@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import torch_functions
-from benchmarks.cases import CASES, Case, Input, arrays
+from benchmarks.cases import CASES, PARTS, Case, Input, arrays, find
 from benchmarks.measure import Measured, Settings, _difference, measure
 from benchmarks.report import Report, duration, markdown
 
@@ -52,6 +52,31 @@ def test_every_case_has_a_function_and_the_same_inputs_each_time() -> None:
     for case in small.values():
         for x, y in zip(arrays(case.inputs), arrays(case.inputs), strict=True):
             np.testing.assert_array_equal(x, y)
+
+
+def test_every_name_belongs_to_one_case() -> None:
+    names = [name for part in PARTS.values() for name in part]
+    assert len(names) == len(set(names)) and all(find(name).name == name for name in names)
+
+
+def test_sentences_end_in_padding() -> None:
+    (mask,) = arrays((Input("padding", (4, 8)),))
+    assert mask.dtype == np.int64 and mask[0].all()
+    lengths = mask.sum(1)
+    assert (lengths >= 1).all() and lengths[-1] < 8 and all((row[: row.sum()] == 1).all() for row in mask)
+
+
+def test_work_done_by_products() -> None:
+    entries = {"thermit": Measured("thermit", rounds_s=[2 * 64**3 / 1e9 / 50])}
+    report = Report({"free 64x64x64": entries}, {"threads": 1, "rounds": 1, "clock": "wall"}, {"processor": "?", "system": "?"}, None)
+    assert "| free 64x64x64 | 50 |" in markdown(report)
+
+
+@pytest.mark.parametrize("name", ["free 64x64x64", "weight 36x384x384"])
+def test_a_product_is_compared_with_float64(name: str) -> None:
+    found = measure(find(name), SETTINGS)
+    for entry in found.values():
+        assert entry.error is None and entry.inexact is not None and 0 < entry.inexact < 1e-5
 
 
 def test_a_case_is_measured() -> None:
