@@ -27,6 +27,7 @@ from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store, Tile
 from thermit.loops.peel import peel
 from thermit.loops.product import plain
 from thermit.loops.rewrite import replaced, substitute
+from thermit.loops.windows import convolved
 from thermit.records import dataclass
 
 UNROLL_EXTENT = 8  # serial loops of at most so many iterations are written out
@@ -274,6 +275,11 @@ def _node_count(work: Work) -> float:
     return sum(max(1.0, operation_cost(n)) for n in work.nodes) + sum(_node_count(c) for c in work.children)
 
 
+def _copies(body: tuple[Stmt, ...]) -> int:
+    """How often the innermost body of loops that are written out stands there."""
+    return max((_copies(s.body) * (s.extent if s.mode == "unroll" and isinstance(s.extent, int) else 1) for s in body if isinstance(s, For)), default=1)
+
+
 def _registers_for(work: Work) -> int:
     """Registers a value: what a body does at once hides the latency of its operations."""
     count, iterations = _node_count(work), work.extent if work.children else work.trips
@@ -313,7 +319,8 @@ def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices
     if work.vector and not in_vector:
         accs = tuple(replace(a, lanes=work.lanes) if a.combine is not None else a for a in loop.accs)
         return replace(loop, mode="vector", width=work.width, accs=accs)
-    small = isinstance(loop.extent, int) and loop.extent <= UNROLL_EXTENT and loop.extent * _node_count(work) <= UNROLL_NODES
+    size = _node_count(work) * _copies(loop.body)
+    small = isinstance(loop.extent, int) and loop.extent <= UNROLL_EXTENT and loop.extent * size <= UNROLL_NODES
     vector_below = any(isinstance(s, For) and s.mode == "vector" for s in loop.body)
     return replace(loop, mode="unroll") if small and not vector_below and not _has_tile(work) and loop.extent != 1 else loop
 
@@ -377,7 +384,7 @@ def _lengthen(program: LoopProgram) -> LoopProgram:
 
 def tile(program: LoopProgram, target: HasRegisters) -> LoopProgram:
     """The program with vector, unrolled and parallel loops for the target."""
-    product = packed(program, target)
+    product = convolved(program, target) or packed(program, target)
     made = blocked(program, target.vector_bits) if product is None else None
     if made is not None:
         return made

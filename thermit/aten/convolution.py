@@ -1,0 +1,149 @@
+"""Convolutions over one, two or three axes.
+
+What comes in: x [N, C, *sizes], weight [O, C / groups, *taps].  What goes out: [N, O, *places], a matrix product:
+
+    x padded (pad) -> its windows (window) [N, C, *places, *taps] -> right side [N, groups, C / groups * taps, places]
+    weight -> left side [N, groups, O / groups, C / groups * taps], which is how it lies: nothing is moved
+
+so rows are channels, columns are places, as in the result: what follows (bias, normalisation, activation, residual) is fused behind
+the product.  Neither the padded nor the windowed x is in memory: both are views.  With one channel in and out of each group (depthwise) there
+is nothing to share between the sums of a product: they are written out, one multiply-add for each tap.
+
+A transposed convolution with stride 1 is the convolution with the taps backwards.  float32 and float64; all else is left to PyTorch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+
+from thermit.aten.contraction import is_multiplied, matrix_product
+from thermit.aten.table import Lowered, lower
+from thermit.ir import build as b
+from thermit.ir import prims as p
+from thermit.ir.node import Node
+from thermit.ir.types import Shape
+
+aten = torch.ops.aten
+
+TAPS_WRITTEN_OUT = 49  # of a depthwise convolution; more are a loop
+MOST_WASTE = 1.5  # times the places that are asked for
+
+
+@lower(aten.convolution.default)
+def convolution(
+    input: Node,
+    weight: Node,
+    bias: Node | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Lowered:
+    rank = input.type.ndim - 2
+    if rank not in (1, 2, 3) or not is_multiplied(*(t for t in (input, weight, bias) if t is not None)) or 0 in (*input.shape, *weight.shape):
+        return NotImplemented
+    stride, padding, dilation, output_padding = (_each(v, rank) for v in (stride, padding, dilation, output_padding))
+    high = padding
+    if transposed:
+        if any(s != 1 for s in stride):
+            return NotImplemented
+        weight = _backwards(weight, groups)
+        padding = tuple(d * (k - 1) - q for d, k, q in zip(dilation, weight.shape[2:], padding, strict=True))
+        high = tuple(q + more for q, more in zip(padding, output_padding, strict=True))
+        if min(*padding, *high) < 0:
+            return NotImplemented
+    taps = weight.shape[2:]
+    places = tuple(
+        (n + low + up - d * (k - 1) - 1) // s + 1 for n, low, up, d, k, s in zip(input.shape[2:], padding, high, dilation, taps, stride, strict=True)
+    )
+    if min(places) < 1:
+        return NotImplemented
+    if weight.shape[:2] == (groups, 1):
+        made = _depthwise(b.pad(input, (0, 0, *padding), (0, 0, *high), 0.0), weight, places, stride, dilation, groups)
+    else:
+        made = _product(input, weight, places, stride, padding, dilation, groups)
+    if bias is None:
+        return made
+    return b.add(made, b.broadcast_to(b.reshape(bias, (bias.shape[0], *(1 for _ in places))), made.shape))
+
+
+def _each(value: Sequence[int], rank: int) -> Shape:
+    """One number an axis; a single one stands for all."""
+    return tuple(value) * rank if len(value) == 1 else tuple(value)
+
+
+def _backwards(weight: Node, groups: int) -> Node:
+    """[C, O / groups, *taps] of a transposed convolution as the weight [O, C / groups, *taps] of a plain one."""
+    channels, outs, *taps = weight.shape
+    grouped = b.reshape(b.flip(weight, range(2, weight.type.ndim)), (groups, channels // groups, outs, *taps))
+    swapped = b.permute(grouped, (0, 2, 1, *range(3, grouped.type.ndim)))
+    return b.reshape(swapped, (groups * outs, channels // groups, *taps))
+
+
+def _product(x: Node, weight: Node, places: Shape, stride: Shape, padding: Shape, dilation: Shape, groups: int) -> Node:
+    rank, taps = len(places), weight.shape[2:]
+    if all(k == 1 for k in taps) and not any(padding) and any(s != 1 for s in stride):
+        x, stride = _value(b.slice_(x, (0,) * (rank + 2), (1, 1, *stride), (*x.shape[:2], *places))), (1,) * rank
+    x, computed = _aligned(x, places, stride)
+    needed = ((n - 1) * s + d * (k - 1) + 1 - low for n, s, d, k, low in zip(computed, stride, dilation, taps, padding, strict=True))
+    high = tuple(max(n - size, 0) for n, size in zip(needed, x.shape[2:], strict=True))
+    windows = b.window(b.pad(x, (0, 0, *padding), (0, 0, *high), 0.0), computed, taps, stride, dilation)
+    turned = b.permute(windows, (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)))
+    (count, channels), rows = x.shape[:2], weight.shape[0] // groups
+    depth = channels // groups * math.prod(taps)
+    batch = tuple(n for n in (count, groups) if n != 1)
+    right = b.reshape(turned, (*batch, depth, math.prod(computed)))
+    left = b.reshape(weight, (*(1 if k == 0 and count != 1 else n for k, n in enumerate(batch)), rows, depth))
+    made = b.reshape(matrix_product(b.expand(left, (*batch, rows, depth)), right), (count, weight.shape[0], *computed))
+    return b.slice_(made, (0,) * (rank + 2), (1,) * (rank + 2), (*made.shape[:2], *places))
+
+
+def _value(x: Node) -> Node:
+    """x as a value of its own, in memory as it is seen here: a view would be read through.  (No sum that begins with 0.0 sees that -0.0 is 0.0.)"""
+    return b.add(x, 0.0)
+
+
+def _aligned(x: Node, places: Shape, stride: Shape) -> tuple[Node, Shape]:
+    """x as loops read it best, and the places to compute, of which some are not asked for.
+
+    Neighbouring places then read neighbouring elements, also from the end of a row to the beginning of the next: along each axis but the first
+    the image is as long as the result, zeros behind it, or the result is as long as the image.  With strides, every `stride`-th element
+    stands beside the next: [N, C, *strides, *sizes / strides] in memory.
+    """
+    wide = tuple(-(-n // s) for n, s in zip(x.shape[2:], stride, strict=True))
+    computed = (places[0], *(max(n, w) for n, w in zip(places[1:], wide[1:], strict=True)))
+    if math.prod(computed) > MOST_WASTE * math.prod(places):
+        return x, places
+    wide = (wide[0], *computed[1:])
+    more = tuple(w * s - n for w, s, n in zip(wide, stride, x.shape[2:], strict=True))
+    if not any(more) and all(s == 1 for s in stride):
+        return x, computed
+    rank = len(places)
+    x = b.pad(x, (0,) * (rank + 2), (0, 0, *more), 0.0)
+    cut = b.reshape(x, (*x.shape[:2], *itertools.chain(*zip(wide, stride, strict=True))))
+    apart = _value(b.permute(cut, (0, 1, *range(3, 3 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2))))
+    back = b.permute(apart, (0, 1, *itertools.chain(*((2 + rank + a, 2 + a) for a in range(rank)))))
+    return b.reshape(back, x.shape), computed
+
+
+def _depthwise(padded: Node, weight: Node, places: Shape, stride: Shape, dilation: Shape, groups: int) -> Node:
+    """Each channel by itself."""
+    taps, shape = weight.shape[2:], (*padded.shape[:2], *places)
+    if math.prod(taps) > TAPS_WRITTEN_OUT:
+        windows = b.window(padded, places, taps, stride, dilation)
+        factors = b.reshape(weight, (1, groups, *(1 for _ in places), *taps))
+        return b.reduce(p.SUM, b.mul(windows, b.expand(factors, windows.shape)), range(len(shape), windows.type.ndim))
+    total: Node | None = None
+    for at in itertools.product(*(range(k) for k in taps)):
+        seen = b.slice_(padded, (0, 0, *(k * d for k, d in zip(at, dilation, strict=True))), (1, 1, *stride), shape)
+        factor = b.slice_(weight, (0, 0, *at), (1,) * weight.type.ndim, (groups, *(1 for _ in range(weight.type.ndim - 1))))
+        factor = b.broadcast_to(b.reshape(factor, (groups, *(1 for _ in places))), shape)
+        total = b.mul(seen, factor) if total is None else b.fma(seen, factor, total)
+    assert total is not None
+    return total
