@@ -1,12 +1,15 @@
 """Convolutions against eager and float64: every geometry, layouts, what is left to PyTorch."""
 
 import re
+from collections import Counter
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import thermit
+from thermit.passes.simplify import simplify
+from thermit.schedule.fuse import fuse
 
 torch.manual_seed(5)
 
@@ -174,3 +177,16 @@ def test_masks_are_made_once_a_task():
     _, text = native(lambda x, w: F.conv2d(x, w, padding=1), x, w)
     copies = [line for line in text.splitlines() if line.strip().startswith("panel[") and "inside[" in line]
     assert copies and not any(re.search(r"(pc|t0|t1)\)* [/%]", line) for line in copies)
+
+
+def test_a_deep_network_has_one_kernel_a_convolution():
+    """What the kernels before have made is in memory: it does not count towards the size of a kernel."""
+
+    def network(x, w, *statistics):
+        for _ in range(40):
+            x = F.relu(F.batch_norm(F.conv2d(x, w), *statistics) + x)
+        return x
+
+    tensors = torch.randn(1, 8, 6, 6), torch.randn(8, 8, 1, 1), *(torch.ones(8) for _ in range(4))
+    graph = thermit.jit(network).trace(*tensors).graph
+    assert len(fuse(simplify(graph, Counter())).steps) == 40

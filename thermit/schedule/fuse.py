@@ -376,9 +376,16 @@ class Fusion:
             if node.prim in (p.INPUT, p.RESULT, p.SCATTER, p.CALL):
                 inside[node], reads[node] = 0, bit[node]
                 continue
+            if node.prim is p.CONTRACT:  # what its sides are made of is in memory
+                inside[node], reads[node] = bit[node], sum({bit[a] for a in node.args})
+                continue
             inside[node] = 0 if node.prim is p.CONST else bit[node]
             reads[node] = 0
+            product = self.products.home.get(node)
             for arg in sorted(set(node.args), key=lambda a: (inside[a].bit_count(), bit[a])):
+                if self.products.home.get(arg, product) is not product:  # made by the kernel of another product
+                    reads[node] |= bit[arg]
+                    continue
                 i, r = inside[node] | inside[arg], reads[node] | reads[arg]
                 if i.bit_count() > LIMIT_NODES or r.bit_count() > LIMIT_LOADS:
                     self.store(arg, "the kernel would be too large")
