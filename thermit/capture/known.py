@@ -8,6 +8,7 @@ that is guarded by identity is held by the guard, so places inside it start from
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
@@ -127,6 +128,8 @@ class Known:
         freeze(value, Leaves())  # raises NotStatic for what cannot be compared
         self.guard(source, "is", value)
         self.know(value, Held(value, str(source)))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):  # as an argument it is compared by what it holds
+            self._is_at(source, value)
         return [value]
 
     def _reach_tensor(self, source: Source, tensor: torch.Tensor) -> None:

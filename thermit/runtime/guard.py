@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from thermit.capture.signature import Arg, Attr, Call, Cell, Global, Guard, Held, Item, Source, TensorSpec, holds
+from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, TensorSpec, holds
 from thermit.runtime.native.guards import OPERATIONS
 from thermit.runtime.tables import Tables
 from thermit.runtime.torch_abi import SCALAR_TYPES, Abi
@@ -50,7 +50,7 @@ class GuardTable(Tables):
         order = sorted(range(len(tensors)), key=lambda k: not isinstance(tensors[k][0], Arg))
         for number in order:
             self._emit("TENSOR", self._place(tensors[number][0]), self.specs[number], number)
-        self.direct = len(tensors) if all(isinstance(s, Arg) for s, _ in tensors) else 0
+        self.direct = len(tensors) if all(isinstance(s, Arg) and spec.group < 0 for s, spec in tensors) else 0
         for guard in guards:
             if not self._guard(guard):
                 self.rest.append(guard)
@@ -75,8 +75,7 @@ class GuardTable(Tables):
         itemsize = spec.dtype.itemsize
         last = sum((n - 1) * s for n, s in zip(spec.sizes, spec.strides, strict=True))
         span = 0 if 0 in spec.sizes else (last + 1) * itemsize
-        again = spec.flags >> 3 & 1
-        head = [id(kind), keys, spec.flags & 1, SCALAR_TYPES[spec.dtype], len(spec.sizes), itemsize, span, group, offset, int(written), again]
+        head = [id(kind), keys, spec.flags & 1, SCALAR_TYPES[spec.dtype], len(spec.sizes), itemsize, span, group, offset, int(written)]
         return self.add([*head, *spec.sizes, *spec.strides])
 
     # ------------------------------------------------------------------------------------------ fetches
@@ -98,6 +97,8 @@ class GuardTable(Tables):
                 operands = ("CELL", 0, self.object(cell))
             case Global(names=names, name=name):
                 operands = ("GLOBAL", 0, self.object(names), self.object(name))
+            case Class(owner=owner, name=name):
+                operands = ("ATTR", self._place(Held(owner, "")), self.object(name))
             case Attr(base=base, name=name):
                 operands = ("ATTR", self._place(base), self.object(name))
             case Item(base=base, key=key):
@@ -142,7 +143,7 @@ class GuardTable(Tables):
 
     def _apart(self, sources: Sequence[Source]) -> None:
         """Different objects; what `direct` says is not said again."""
-        if len(sources) > self.direct or not all(isinstance(s, Arg) for s in sources):
+        if len(sources) != self.direct or not all(isinstance(s, Arg) for s in sources):
             places = [self._place(s) for s in sources]
             bits = (2 * len(places) - 1).bit_length()
             self._emit("APART", 0, self.add(places), len(places), bits)
@@ -176,4 +177,13 @@ def _is_native(source: Source) -> bool:
     """Whether every step of the way can be fetched natively."""
     while isinstance(source, Attr | Item):
         source = source.base
-    return isinstance(source, Held | Cell | Global | Arg)
+    return isinstance(source, Held | Cell | Global | Arg) or (isinstance(source, Class) and _is_plain(source))
+
+
+def _is_plain(source: Class) -> bool:
+    """Whether what stands in the class is what the class gives when it is asked: no function, no property."""
+    try:
+        raw = source.read(Call((), {}))
+    except AttributeError:
+        return False
+    return not hasattr(type(raw), "__get__") and not hasattr(type(source.owner), source.name)

@@ -188,7 +188,7 @@ def ambient_holds(state):
 def tensor_holds(tensor, spec, data):
     """Whether a tensor is as expected; its data in i64[data].
     spec: type, keys, requires_grad, element type, axes, item bytes, bytes spanned, group, offset in the group, whether it is written,
-    whether an earlier input is the same object, sizes, strides."""
+    sizes, strides."""
     if i64[tensor + 8] != i64[spec]:
         return 0
     this = i64[tensor + IMPL]
@@ -200,7 +200,7 @@ def tensor_holds(tensor, spec, data):
     if axes > 5:
         sizes = i64[sizes]
         strides = sizes + 8 * axes
-    expected = spec + 88
+    expected = spec + 80
     for k in range(0, axes):
         if i64[sizes + 8 * k] != i64[expected + 8 * k]:
             return 0
@@ -252,14 +252,14 @@ def check(variant, args, nargs, kwnames, slots, tensors, data):
     return aliasing_holds(variant, tensors, data)
 
 def aliasing_holds(variant, tensors, data):
-    """Whether different tensors are different objects, groups lie as they lay, and what is written overlaps nothing else."""
+    """Whether groups lie as they lay, and what is written overlaps nothing else; where all are arguments, whether all differ."""
     count = i64[variant + V_TENSORS]
     specs = i64[variant + V_SPECS]
     direct = i64[variant + V_DIRECT]
     for k in range(1, direct):
         tensor = i64[tensors + 8 * k]
         for j in range(0, k):
-            if i64[tensors + 8 * j] == tensor and i64[i64[specs + 8 * j] + 56] < 0:
+            if i64[tensors + 8 * j] == tensor:
                 return 0
     if i64[variant + V_GROUPS]:
         for k in range(0, count):
@@ -267,12 +267,6 @@ def aliasing_holds(variant, tensors, data):
             leader = i64[spec + 56]
             if leader >= 0:
                 if i64[data + 8 * k] - i64[data + 8 * leader] != i64[spec + 64]:
-                    return 0
-                again = 0
-                for j in range(0, k):
-                    if i64[tensors + 8 * j] == i64[tensors + 8 * k]:
-                        again = 1
-                if again != i64[spec + 80]:
                     return 0
     for u in range(0, i64[variant + V_UPDATES]):
         number = i64[i64[variant + V_UPDATED] + 8 * u]
