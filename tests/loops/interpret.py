@@ -9,7 +9,7 @@ import numpy as np
 from thermit.ir import interp
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
-from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store
+from thermit.loops.nest import Acc, Check, For, LoopProgram, Product, Stmt, Store, Tile
 
 _FOLD = {p.ADD: np.add, p.MUL: np.multiply, p.MIN: np.minimum, p.MAX: np.maximum, p.AND: np.bitwise_and, p.OR: np.bitwise_or}
 
@@ -85,8 +85,8 @@ class Machine:
             s = body[at]
             if isinstance(s, Store):
                 run = [s]
-                while at + len(run) < len(body) and isinstance(body[at + len(run)], Store):
-                    run.append(body[at + len(run)])
+                while at + len(run) < len(body) and isinstance(after := body[at + len(run)], Store):
+                    run.append(after)
                 done = [(r, self.value(r.offset), self.value(r.value), None if r.guard is None else self.value(r.guard)) for r in run]
                 for parts in done:
                     self.store(*parts)
@@ -98,9 +98,40 @@ class Machine:
                     ok = ok | ~self.mask
                 if not ok.all():
                     raise Stopped
+            elif isinstance(s, Product):
+                self.product(s)
+            elif isinstance(s, Tile):
+                self.tile(s)
             else:
                 self.loop(s)
             at += 1
+
+    def product(self, s: Product) -> None:
+        for i in range(s.rows.extent):
+            for j in range(s.columns.extent):
+                self.env |= {s.rows.index: np.int64(i), s.columns.index: np.int64(j), s.depth.index: np.arange(s.depth.extent)}
+                left, right = (np.broadcast_to(self.value(x), s.depth.extent).astype(np.float64) for x in (s.left, s.right))
+                self.env[s.local] = (left @ right).astype(s.local.dtype.numpy)
+                self.body(s.body)
+
+    def tile(self, s: Tile) -> None:
+        extent = s.extent if isinstance(s.extent, int) else int(self.value(s.extent))
+        self.env[s.index] = np.arange(extent)
+        left = np.stack([np.broadcast_to(self.value(x), extent) for x in s.left])
+        first = np.broadcast_to(self.value(s.right.args[0]), extent)
+        right = np.stack([self.load(s.right, [first + c]) for c in range(s.width)], -1)
+        del self.env[s.index]
+        made = left.astype(np.float64) @ right
+        memory, rows, offset = self.memories[s.memory], self.rows.get(s.memory), int(self.value(s.offset))
+        for r in range(len(s.left)):
+            at = slice(offset + r * s.step, offset + r * s.step + s.width)
+            if not 0 <= at.start <= at.stop <= len(memory):
+                raise OutOfBounds(f"tile {s.memory}[{at.start}:{at.stop}] of {len(memory)}")
+            if s.adds and rows is not None and not rows[at].all():
+                raise OutOfBounds(f"row {s.memory}[{at.start}:{at.stop}] is added to before it is written")
+            memory[at] = made[r] + (memory[at] if s.adds else 0)
+            if rows is not None:
+                rows[at] = True
 
     def loop(self, f: For) -> None:
         extent = f.extent if isinstance(f.extent, int) else int(self.value(f.extent))

@@ -13,14 +13,18 @@ from thermit.loops.nest import Product
 from thermit.loops.pull import ROWS_BYTES
 from thermit.records import dataclass
 
-DEPTH_BYTES = 2048  # of a row of a block: a panel of 24 columns of float32 then is 48 KB, a tile's rows stay in L1
+DEPTH = 192  # terms of a sum in registers: as accurate as eager; a panel of 24 columns of float32 is 18 KB
 LATENCY = 4.0  # cycles of a multiply-add
+STREAM = 0.1  # cycles of a vector of a panel, which comes from L2
 TILE_CYCLES = 12.0  # to begin and end the loop of a tile
 TASK_CYCLES = 400.0  # to begin a task, with the first lines of its operands
 COPY = 1.0  # cycles a register of the right side, read along its columns ...
 TURN = 3.0  # ... or turned in registers
-LINE = 1.0  # ... of the left side
-CORES = 8  # blocks are many enough to keep so many busy
+READ = 1.0  # ... of the left side, read where it lies, from beyond L2
+LINE = 2.5  # ... or copied first
+CORES = 8  # blocks are many enough to keep so many busy, if there are so many
+CORE_CYCLES = 100_000.0  # of work that is worth a second core
+GROUPS = 4  # of neighbouring rows that are copied at once: cache lines of one page
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024)
 
 
@@ -39,41 +43,47 @@ class HasRegisters(Protocol):
 @dataclass(frozen=True, slots=True)
 class Blocking:
     """`tile_rows` x `tile_columns` sums in registers; blocks of `rows` x `columns` (multiples of these, or all there are) x `depth`.
-    Rows of the left side are copied in groups of `group`."""
+    `last`: rows of the tiles that take what is left of the rows; all others have `tile_rows`.
+    Rows of the left side that are copied stand in groups of `group`, `groups` of which are copied at once."""
 
     tile_rows: int
     tile_columns: int
     rows: int
     columns: int
     depth: int
+    last: tuple[int, ...]
     group: int
+    groups: int
 
 
-def blocking(s: Product, target: HasRegisters, reads_left: bool, left_by_rows: bool, turns_right: bool) -> Blocking:
+def blocking(s: Product, batch: int, target: HasRegisters, reads_left: bool, left_by_rows: bool, turns_right: bool) -> Blocking:
     """The cheapest blocks of those that are tried."""
     m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
     bits = s.local.dtype.bits
     lanes = target.lanes(bits)
-    rows, vectors = min(_shapes(target, left_by_rows), key=lambda shape: (_cycles(m, n, lanes, *shape), -shape[0]))
+    rows, vectors = min(_shapes(target, left_by_rows), key=lambda shape: _cycles(m, n, lanes, *shape))
     width = vectors * lanes
-    blocks = -(-k * bits // 8 // DEPTH_BYTES) if k * bits // 8 >= DEPTH_BYTES else 1
-    depth = _up(-(-k // blocks), lanes)
+    depth = _up(-(-k // -(-k // DEPTH)), lanes)
     group = 2 * lanes if left_by_rows else rows
-    most = ROWS_BYTES * 8 // bits - (0 if reads_left else group * depth)
+    groups = min(GROUPS, -(-m // group)) if left_by_rows else 1
+    most = ROWS_BYTES * 8 // bits - (0 if reads_left else group * groups * depth)
+    work = batch * _cycles(m, n, lanes, rows, vectors) * k
+    cores = max(1, min(CORES, int(work / CORE_CYCLES)))
     best: tuple[float, int, int] | None = None
     for columns in dict.fromkeys(_up(-(-n // parts), width) for parts in PARTS):
-        for block_rows in dict.fromkeys(_up(-(-m // parts), max(rows, group)) for parts in PARTS):
+        for block_rows in dict.fromkeys(_up(-(-m // parts), group) for parts in PARTS):
             if columns * (block_rows + depth) > most:
                 continue
-            tasks = -(-m // block_rows) * -(-n // columns)
-            copies = columns * k * (TURN if turns_right else COPY) + (0.0 if reads_left else block_rows * k * LINE)
+            tasks = batch * -(-m // block_rows) * -(-n // columns)
+            copies = columns * k * (TURN if turns_right else COPY) + block_rows * k * (READ if reads_left else LINE)
             tile = _cycles(min(block_rows, m), min(columns, n), lanes, rows, vectors) * k
             task = TASK_CYCLES + tile + (copies + 3.0 * block_rows * columns) / lanes
-            cost = tasks * task + CORES * -(-tasks // CORES) * task
+            cost = (tasks + cores * -(-tasks // cores)) * task
             if best is None or cost < best[0]:
                 best = cost, block_rows, columns
     assert best is not None, "the smallest block fits"
-    return Blocking(rows, width, best[1], best[2], depth, group)
+    last_rows = m - (-(-m // best[1]) - 1) * best[1]
+    return Blocking(rows, width, best[1], best[2], depth, _last(last_rows, rows, vectors, left_by_rows), group, groups)
 
 
 def _up(x: int, unit: int) -> int:
@@ -89,12 +99,26 @@ def _shapes(target: HasRegisters, left_by_rows: bool) -> list[tuple[int, int]]:
     return shapes
 
 
+def _last(m: int, rows: int, vectors: int, left_by_rows: bool) -> tuple[int, ...]:
+    """Of m rows what tiles of `rows` leave over: as one tile, or, with one more tile's rows, as two of about a size."""
+    rest = m % rows
+    if rest == 0 or left_by_rows or m < rows:
+        return (rest,) if rest else ()
+    both = rows + rest
+    halves = (both - both // 2, both // 2)
+    return halves if sum(_tile(r, vectors) for r in halves) < _tile(rows, vectors) + _tile(rest, vectors) else (rest,)
+
+
+def _tile(rows: int, vectors: int) -> float:
+    """Cycles of a step of the depth; beginning and ending counts as if the depth were 256."""
+    if not rows or not vectors:
+        return 0.0
+    return max(rows * vectors / 2, (rows + vectors) / 2, LATENCY) + STREAM * vectors + (TILE_CYCLES + 2 * rows * vectors) / 256
+
+
 def _cycles(m: int, n: int, lanes: int, rows: int, vectors: int) -> float:
-    """Of one step of the depth, for all tiles of m x n; beginning and ending counts as if the depth were 256."""
-
-    def tile(r: int, v: int) -> float:
-        return (max(r * v / 2, (r + v) / 2, LATENCY) + (TILE_CYCLES + 2 * r * v) / 256) if r and v else 0.0
-
+    """Of one step of the depth, for all tiles of m x n."""
     panels, rest = divmod(-(-n // lanes), vectors)
-    tiles, last = divmod(m, rows)
-    return tiles * (panels * tile(rows, vectors) + tile(rows, rest)) + panels * tile(last, vectors) + tile(last, rest)
+    last = _last(m, rows, vectors, False)
+    tiles = (m - sum(last)) // rows
+    return sum(count * (panels * _tile(r, vectors) + _tile(r, rest)) for count, r in ((tiles, rows), *((1, r) for r in last)))

@@ -12,8 +12,8 @@ block in a row memory; then the body runs over the block, as vectors.
         for i: for j: vector           out[I + i, J + j] = gelu(tile[i, j] + b[J + j])
 
 Every element of the right side is computed once for each block of rows, every element of the left side once for each block of columns (read
-once where it is a plain load).  Each side may be any expression.  Sums are taken in blocks of at most DEPTH terms, which are then added: no
-less accurate than a library's.  Invariant: nothing is read or stored beyond the rows and columns there are; the columns that fill a panel are
+once where it is a plain load).  Each side may be any expression.  Sums are taken in blocks of some terms, which are then added:
+no less accurate than a library's.  Invariant: nothing is read or stored beyond the rows and columns there are; the columns that fill a panel are
 zeros.  Source: Goto, van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 """
 
@@ -27,7 +27,7 @@ from thermit.ir.node import Node, toposort
 from thermit.ir.types import FLOAT32, FLOAT64
 from thermit.loops.blocking import Blocking, HasRegisters, blocking
 from thermit.loops.index import ZERO, Indices, number
-from thermit.loops.nest import For, LoopProgram, Memory, Product, Span, Stmt, Store, Tile
+from thermit.loops.nest import For, Load, LoopProgram, Memory, Product, Span, Stmt, Store, Tile
 from thermit.loops.rewrite import replaced, substitute
 
 MOST_UNROLLED = 8  # panels of a row that is copied
@@ -36,13 +36,16 @@ LEAST_WORK = 4096  # multiply-adds; fewer are not worth a copy
 
 def packed(program: LoopProgram, target: HasRegisters) -> LoopProgram | None:
     """The program with its product in blocks; None where that is not possible or not worth it."""
-    if len(program.body) != 1 or not isinstance(s := program.body[0], Product):
-        return None
-    m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
-    types = {s.left.dtype, s.right.dtype, s.local.dtype}
-    if len(types) > 1 or s.local.dtype not in (FLOAT32, FLOAT64) or m * n * k < LEAST_WORK or m == 1 or _is_updated(program, s):
+    if len(program.body) != 1 or not isinstance(s := program.body[0], Product) or not is_worth(program, s):
         return None
     return Packing(program, s, target).program()
+
+
+def is_worth(program: LoopProgram, s: Product) -> bool:
+    """Whether a product may be taken apart, and is large enough."""
+    m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
+    types = {s.left.dtype, s.right.dtype, s.local.dtype}
+    return len(types) == 1 and s.local.dtype in (FLOAT32, FLOAT64) and m * n * k >= LEAST_WORK and m != 1 and not _is_updated(program, s)
 
 
 def _is_updated(program: LoopProgram, s: Product) -> bool:
@@ -66,7 +69,7 @@ class Packing:
         self.reads_left = left == 1  # where it lies
         self.left_by_rows = not self.reads_left and self._step(s.left, s.rows) == 1  # neighbours are rows
         self.turns_right = right == 1 and self._step(s.right, s.columns) != 1
-        self.blocks: Blocking = blocking(s, target, self.reads_left, self.left_by_rows, self.turns_right)
+        self.blocks: Blocking = blocking(s, program.extent, target, self.reads_left, self.left_by_rows, self.turns_right)
         self._place_task()
 
     def _step(self, side: Node, span: Span) -> int | None:
@@ -94,15 +97,15 @@ class Packing:
         self.first_column = self.indices.linear([(b.columns, column)])
         self.row_count = self._count(m, b.rows, row, 1)
         self.column_count = self._count(n, b.columns, column, 1)
-        self.tiles = self._count(m, b.rows, row, b.tile_rows)
+        self.tiles = self._count(m, b.rows, row, b.tile_rows, sum(b.last))
         self.panels = self._count(n, b.columns, column, b.tile_columns)
-        self.rest_rows, self.rest_columns = m % b.tile_rows, n % b.tile_columns
+        self.rest_columns = n % b.tile_columns
 
-    def _count(self, extent: int, block: int, number_of_block: Node, unit: int) -> int | Node:
-        """How many whole units of an extent stand in a block (at most block / unit)."""
+    def _count(self, extent: int, block: int, number_of_block: Node, unit: int, rest: int = 0) -> int | Node:
+        """How many whole units of an extent without its rest stand in a block (at most block / unit)."""
         if extent % block == 0 or extent < block:
-            return min(extent, block) // unit
-        left = self.indices.linear([(-block, number_of_block)], extent)
+            return (min(extent, block) - rest) // unit
+        left = self.indices.linear([(-block, number_of_block)], extent - rest)
         return build.minimum(_div(left, unit), block // unit)
 
     def _if_last(self, body: tuple[Stmt, ...], block: Node, blocks: int, name: str) -> tuple[Stmt, ...]:
@@ -116,7 +119,7 @@ class Packing:
         b, d = self.blocks, self.dtype
         memories = [Memory("tile", d, "row", b.rows * b.columns), Memory("panel", d, "row", b.depth * b.columns)]
         if not self.reads_left:
-            memories.append(Memory("lines", d, "row", b.group * b.depth))
+            memories.append(Memory("lines", d, "row", b.group * b.groups * b.depth))
         k = self.s.depth.extent
         count = -(-k // b.depth)
         self.adds = count > 1
@@ -155,15 +158,22 @@ class Packing:
         self.first, self.size = first, size
         b = self.blocks
         body = list(self._panels())
-        if b.group > b.tile_rows and not self.reads_left:
+        if self.left_by_rows:
             body += self._groups()
         else:
-            t = build.index("ti")
-            body.append(For(t, self.tiles, self._rows(self.indices.linear([(b.tile_rows, t)]), b.tile_rows)))
-            if self.rest_rows:
-                at = self._whole(self.tiles, b.tile_rows)
-                body += self._if_last(self._rows(at, self.rest_rows), self.row, self.row_blocks, "rr")
+            t, at = build.index("ti"), self._whole(self.tiles, b.tile_rows)
+            if self.tiles != 0:
+                body.append(For(t, self.tiles, self._rows(self.indices.linear([(b.tile_rows, t)]), b.tile_rows)))
+            if b.last:
+                body += self._if_last(self._last_rows(at), self.row, self.row_blocks, "rr")
         return tuple(body)
+
+    def _last_rows(self, at: Node) -> tuple[Stmt, ...]:
+        first, *others = self.blocks.last
+        if others == [first]:
+            t = build.index("tl")
+            return (For(t, 2, self._rows(self.indices.linear([(1, at), (first, t)]), first)),)
+        return (*self._rows(at, first), *(s for r in others for s in self._rows(self._plus(at, first), r)))
 
     def _whole(self, count: int | Node, unit: int) -> Node:
         return number(count * unit) if isinstance(count, int) else self.indices.linear([(unit, count)])
@@ -253,46 +263,65 @@ class Packing:
         if self.reads_left:
             k = build.index("k")
             return self._tiles(at, k, tuple(self._left(self._plus(at, r), k) for r in range(count)))
-        return (*self._lines(at, count), *self._tiles_of_lines(at, ZERO, count))
+        return (self._lines(at, count), *self._tiles_of_lines(at, ZERO, ZERO, count))
 
     def _groups(self) -> tuple[Stmt, ...]:
-        """Rows that are neighbours: copied as vectors of several tiles' rows."""
+        """Rows that are neighbours: some groups are copied at once, then come the tiles of each."""
         b, m = self.blocks, self.s.rows.extent
-        t, made = build.index("tg"), list[Stmt]()
+        chunk, g, k, made = build.index("lc"), build.index("lg"), build.index("lk"), list[Stmt]()
         groups = self._count(m, b.rows, self.row, b.group)
-        at = self.indices.linear([(b.group, t)])
         if groups != 0:
-            made.append(For(t, groups, self._group(at, b.group)))
+            first = self.indices.linear([(b.groups, chunk)])
+            count, chunks = self._pieces(groups, b.groups, first)
+            at = self.indices.linear([(b.group, first), (b.group, g)])
+            copied = self._copied(at, g, k, b.group)
+            is_few = isinstance(count, int) and count <= MOST_UNROLLED
+            copies = For(k, self.size, (For(g, count, (copied,), "unroll" if is_few else "serial"),))
+            made.append(For(chunk, chunks, (copies, For(g, count, self._group(at, g, b.group)))))
         if m % b.group:
-            made += self._if_last(self._group(self._whole(groups, b.group), m % b.group), self.row, self.row_blocks, "rg")
+            at = self._whole(groups, b.group)
+            rest = (For(k, self.size, (self._copied(at, ZERO, k, m % b.group),)), *self._group(at, ZERO, m % b.group))
+            made += self._if_last(rest, self.row, self.row_blocks, "rg")
         return tuple(made)
 
-    def _group(self, at: Node, count: int) -> tuple[Stmt, ...]:
-        """Some neighbouring rows, all columns."""
-        rows, r, made = self.blocks.tile_rows, build.index("tr"), list(self._lines(at, count))
+    def _pieces(self, count: int | Node, size: int, first: Node) -> tuple[int | Node, int | Node]:
+        """What is cut into pieces of `size`: how much there is from `first` on, at most a piece; how many pieces there are."""
+        if isinstance(count, int):
+            here = size if count % size == 0 else build.minimum(self.indices.linear([(-1, first)], count), size)
+            return here, -(-count // size)
+        here = build.minimum(self.indices.linear([(1, count), (-1, first)]), size)
+        return here, build.minimum(_div(self._plus(count, size - 1), size), -(-self.blocks.rows // self.blocks.group // size))
+
+    def _copied(self, at: Node, group: Node, k: Node, count: int) -> Stmt:
+        r = build.index("lr")
+        return For(r, count, (Store("lines", self._line(group, r, k), self._left(self.indices.linear([(1, at), (1, r)]), k)),))
+
+    def _group(self, at: Node, group: Node, count: int) -> tuple[Stmt, ...]:
+        """The tiles of some neighbouring rows."""
+        rows, r, made = self.blocks.tile_rows, build.index("tr"), list[Stmt]()
         if count >= rows:
             first = self.indices.linear([(rows, r)])
-            made.append(For(r, count // rows, self._tiles_of_lines(self.indices.linear([(1, at), (1, first)]), first, rows)))
+            made.append(For(r, count // rows, self._tiles_of_lines(self.indices.linear([(1, at), (1, first)]), group, first, rows)))
         if count % rows:
             whole = count // rows * rows
-            made += self._tiles_of_lines(self._plus(at, whole), number(whole), count % rows)
+            made += self._tiles_of_lines(self._plus(at, whole), group, number(whole), count % rows)
         return tuple(made)
 
-    def _line(self, r: Node, k: Node) -> Node:
+    def _line(self, group: Node, r: Node, k: Node) -> Node:
         """Where an element of a copied row stands."""
-        step_r, step_k = (1, self.blocks.group) if self.left_by_rows else (self.blocks.depth, 1)
-        return self.indices.linear([(step_k, k), (step_r, r)])
+        b = self.blocks
+        step_r, step_k = (1, b.group) if self.left_by_rows else (b.depth, 1)
+        return self.indices.linear([(b.group * b.depth, group), (step_k, k), (step_r, r)])
 
-    def _lines(self, at: Node, count: int) -> tuple[Stmt, ...]:
+    def _lines(self, at: Node, count: int) -> Stmt:
         r, k = build.index("lr"), build.index("lk")
-        store = Store("lines", self._line(r, k), self._left(self.indices.linear([(1, at), (1, r)]), k))
-        if self.left_by_rows:
-            return (For(k, self.size, (For(r, count, (store,)),)),)
-        return (For(r, count, (For(k, self.size, (store,)),)),)
+        store = Store("lines", self._line(ZERO, r, k), self._left(self.indices.linear([(1, at), (1, r)]), k))
+        return For(r, count, (For(k, self.size, (store,)),))
 
-    def _tiles_of_lines(self, at: Node, first: Node, count: int) -> tuple[Stmt, ...]:
+    def _tiles_of_lines(self, at: Node, group: Node, first: Node, count: int) -> tuple[Stmt, ...]:
         k = build.index("k")
-        return self._tiles(at, k, tuple(build.load("lines", self.dtype, self._line(self._plus(first, r), k)) for r in range(count)))
+        lines = (build.load("lines", self.dtype, self._line(group, self._plus(first, r), k)) for r in range(count))
+        return self._tiles(at, k, tuple(lines))
 
     def _tiles(self, at: Node, k: Node, left: tuple[Node, ...]) -> tuple[Stmt, ...]:
         """The tiles of some rows, one for each panel."""
@@ -309,7 +338,24 @@ class Packing:
         b = self.blocks
         offset = self.indices.linear([(b.columns, at), (b.tile_columns, panel)])
         right = build.load("panel", self.dtype, self._panel(panel, k, 0))
-        return Tile(k, self.size, left, right, "tile", offset, b.columns, width, self.adds)
+        return Tile(k, self.size, left, right, "tile", offset, b.columns, width, self.adds, self._ahead(at, k, panel))
+
+    def _ahead(self, at: Node, k: Node, panel: Node) -> tuple[Load, ...]:
+        """What is read next, near before it is asked for: of the left side a row below, another one with each panel; of a right side that is
+        turned a column in the next block of the depth, another one with each tile.  (Columns that are copied: the processor does it as well.)"""
+        b, made = self.blocks, list[Node]()
+        if self.reads_left:
+            made.append(self._left(self.indices.linear([(1, at), (1, build.minimum(panel, b.tile_rows - 1))], b.tile_rows), k))
+        if self.turns_right and self.adds:
+            tile = _div(at, b.tile_rows) if self.reads_left else ZERO
+            column = self.indices.linear([(b.columns // b.tile_columns, tile), (1, panel)])
+            made.append(self._right(self._plus(k, b.depth), column))
+        return tuple(Load(load.attrs.name, load.args[0]) for load in made if not _reads(load.args[0]))
+
+
+def _reads(offset: Node) -> bool:
+    """Whether an offset is data."""
+    return any(n.prim is p.LOAD for n in toposort([offset]))
 
 
 def _node(x: int | Node) -> Node:

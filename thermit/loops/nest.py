@@ -140,6 +140,7 @@ class Tile:
     left[r]   a load, affine in the index: one element for each row
     right     a load, affine in the index: the first of `width` neighbours
     adds      false: the sum replaces what is in memory
+    ahead     places, affine in the index, that are brought into the cache meanwhile
     """
 
     index: Node
@@ -151,6 +152,7 @@ class Tile:
     step: int
     width: int
     adds: bool = True
+    ahead: tuple[Load, ...] = ()
 
 
 Stmt = For | Store | Check | Product | Tile
@@ -223,8 +225,11 @@ def program_text(program: LoopProgram) -> str:
                     walk(s.body, indent + "  ")
                 case Tile():
                     extent = s.extent if isinstance(s.extent, int) else expr_text(s.extent)
+                    lines.extend(f"{indent}ahead {a.memory}[{expr_text(a.offset)}]" for a in s.ahead)
                     lines.append(f"{indent}tile {len(s.left)} x {s.width}, step {s.step}, {s.index.attrs.name} < {extent}:")
-                    lines.append(f"{indent}  {s.memory}[{expr_text(s.offset)}] {'+=' if s.adds else '='} {expr_text(s.left[0])} * {expr_text(s.right)}")
+                    lines.append(
+                        f"{indent}  {s.memory}[{expr_text(s.offset)}] {'+=' if s.adds else '='} {expr_text(s.left[0])} * {expr_text(s.right)}"
+                    )
                 case For():
                     mode = "" if s.mode == "serial" else f"  {s.mode}" + (f" x {s.width}" if s.mode == "vector" else "")
                     for a in s.accs:
@@ -255,7 +260,7 @@ def exprs_of(body: tuple[Stmt, ...]) -> list[Node]:
             case Product():
                 roots += [s.left, s.right, *exprs_of(s.body)]
             case Tile():
-                roots += [*s.left, s.right, s.offset] + ([s.extent] if isinstance(s.extent, Node) else [])
+                roots += [*s.left, s.right, s.offset, *(a.offset for a in s.ahead)] + ([s.extent] if isinstance(s.extent, Node) else [])
             case For():
                 roots += [s.extent] if isinstance(s.extent, Node) else []
                 for a in s.accs:

@@ -54,7 +54,8 @@ def substitute(body: tuple[Stmt, ...], new: dict[Node, Node]) -> tuple[Stmt, ...
                 return replace(s, left=expression(s.left), right=expression(s.right), body=tuple(statement(t) for t in s.body))
         extent = s.extent if isinstance(s.extent, int) else expression(s.extent)
         if isinstance(s, Tile):
-            return replace(s, extent=extent, left=tuple(expression(x) for x in s.left), right=expression(s.right), offset=expression(s.offset))
+            left, ahead = tuple(expression(x) for x in s.left), tuple(replace(a, offset=expression(a.offset)) for a in s.ahead)
+            return replace(s, extent=extent, left=left, right=expression(s.right), offset=expression(s.offset), ahead=ahead)
         inner = tuple(statement(t) for t in s.body)
         return replace(s, extent=extent, body=inner, accs=tuple(acc(a) for a in s.accs))
 
