@@ -23,7 +23,7 @@ from thermit.loops.blocks import blocked
 from thermit.loops.contraction import packed
 from thermit.loops.index import Indices, number
 from thermit.loops.narrow import narrowed
-from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store, Tile
+from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store, Tile, exprs_of
 from thermit.loops.peel import peel
 from thermit.loops.product import plain
 from thermit.loops.rewrite import replaced, substitute
@@ -277,7 +277,9 @@ def _node_count(work: Work) -> float:
 
 def _copies(body: tuple[Stmt, ...]) -> int:
     """How often the innermost body of loops that are written out stands there."""
-    return max((_copies(s.body) * (s.extent if s.mode == "unroll" and isinstance(s.extent, int) else 1) for s in body if isinstance(s, For)), default=1)
+    return max(
+        (_copies(s.body) * (s.extent if s.mode == "unroll" and isinstance(s.extent, int) else 1) for s in body if isinstance(s, For)), default=1
+    )
 
 
 def _registers_for(work: Work) -> int:
@@ -393,7 +395,17 @@ def tile(program: LoopProgram, target: HasRegisters) -> LoopProgram:
     weigher.best(weigher.top)
     top = _modes(weigher.top, False, {}, weigher.indices)
     made = _lengthen(replace(program, body=top.body, mode="vector" if top.mode == "vector" else "serial", width=top.width))
-    return fetched_ahead(made, target.l2_bytes)
+    return fetched_ahead(made, target.l2_bytes, _computes_much)
+
+
+def _computes_much(loop: For) -> bool:
+    """Whether a body computes enough for memory to work meanwhile."""
+    varying, cycles = {loop.index}, 0.0
+    for node in toposort(exprs_of(loop.body) + [a.value for a in loop.accs]):
+        if not varying.isdisjoint(node.args):
+            varying.add(node)
+            cycles += operation_cost(node) if node.dtype is not INT64 else 0.0
+    return cycles >= HEAVY
 
 
 def cost(program: LoopProgram) -> tuple[float, bool]:
