@@ -37,6 +37,10 @@ def rbf(x, y):
     return torch.exp(-((x[:, None] - y[None, :]) ** 2)).sum(1)
 
 
+def linear_gelu_residual(x, w, c, r):
+    return F.gelu(F.linear(x, w, c)) + r
+
+
 CASES = {
     "chain": (lambda x, y: F.gelu(x * 2 + y.sin()) * torch.sigmoid(y), [(1000,), (1000,)]),
     "broadcast": (lambda x, y: x * 2 + y, [(8, 33), (33,)]),
@@ -51,6 +55,7 @@ CASES = {
     "in_place": (in_place, [(10, 16), (16,)]),
     "rbf": (rbf, [(300,), (200,)]),
     "embedding": (lambda w: F.embedding(torch.arange(4), w) + 1, [(10, 16)]),
+    "linear_gelu_residual": (linear_gelu_residual, [(2, 5, 8), (12, 8), (12,), (2, 5, 12)]),
     "pad_and_concat": (lambda x, y: torch.cat([F.pad(x, (1, 2)), y]), [(4, 10), (3, 13)]),
 }
 

@@ -97,7 +97,7 @@ class Maker:
         return self.r.choice(fits) if fits and self.r.random() < 0.8 else self.new_input(x.shape, x.dtype)
 
     def grow(self) -> Node:
-        kind = self.r.choice(["map", "map", "map", "view", "view", "view", "reduce", "reduce", "index", "scan", "broadcast"])
+        kind = self.r.choice(["map", "map", "map", "view", "view", "view", "reduce", "reduce", "index", "scan", "broadcast", "product"])
         x = self.pick()
         made: Node = getattr(self, kind)(x)
         if made.type.numel <= 1500:
@@ -193,6 +193,20 @@ class Maker:
             return b.reduce(self.r.choice([p.ANY, p.ALL]), x, axes)
         prim = self.r.choice([p.SUM, p.SUM, p.AMAX, p.AMIN, p.ARGMAX, p.ARGMIN])
         return b.reduce(prim, x, axes[:1] if prim in (p.ARGMAX, p.ARGMIN) else axes)
+
+    def product(self, x: Node) -> Node:
+        """x, or x turned, times something that may be made of x."""
+        r = self.r
+        if not x.shape or not x.dtype.is_float:
+            return x
+        x = b.reshape(x, (1, *x.shape)) if len(x.shape) == 1 else x
+        turn = (*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2)
+        left, columns, choice = b.permute(x, turn) if r.random() < 0.3 else x, r.choice(self.sizes), r.random()
+        if choice < 0.2:
+            return b.contract(left, b.permute(left, turn))
+        if choice < 0.6:
+            return b.contract(left, self.new_input((*left.shape[:-2], left.shape[-1], columns), x.dtype))
+        return b.contract(left, b.permute(self.new_input((*left.shape[:-2], columns, left.shape[-1]), x.dtype), turn))
 
     def scan(self, x: Node) -> Node:
         return b.scan(p.CUMSUM, x, self.r.randrange(len(x.shape))) if x.shape and x.dtype is not BOOL else x
