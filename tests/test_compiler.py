@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import thermit
+from thermit import compiler
 from thermit.compiler import Compilation
 
 FUNCTIONS = {
@@ -59,3 +60,18 @@ def test_checks_are_not_shared_with_other_bounds() -> None:
         assert torch.equal(take(x, i), x[i])
         with pytest.raises(IndexError):
             take(x, torch.full((n,), n))
+
+
+def test_equal_layers_are_tiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiled: list[str] = []
+    plain = compiler.tile
+    monkeypatch.setattr(compiler, "tile", lambda program, target: tiled.append(program.name) or plain(program, target))
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = F.layer_norm(torch.sort(x)[0] * 2, (100,))
+        return x
+
+    found = compiled(layers, torch.randn(400, 100))
+    assert len(found.codes) >= 5 and len(tiled) <= 4
+    assert all(program.name == name for name, program in found.loops.items())

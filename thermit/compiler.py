@@ -124,8 +124,20 @@ def lower_kernels(schedule: Schedule, stages: Stages, target: Target) -> dict[st
     """The loop program of each kernel, tiled for the target."""
     kernels = [step for step in schedule.steps if isinstance(step, Kernel)]
     lowered = stages.run("lower", lambda: {k.name: lower(k) for k in kernels})
-    tiled = stages.run("tile", lambda: {name: tile(program, target) for name, program in lowered.items()})
+    tiled = stages.run("tile", tile_each, lowered, target)
     stages.show(4, "loops", lambda: "".join(program_text(p) for p in tiled.values()))
+    return tiled
+
+
+def tile_each(lowered: dict[str, LoopProgram], target: Target) -> dict[str, LoopProgram]:
+    """The programs, tiled; equal ones (the layers of a network) once."""
+    made: dict[LoopProgram, LoopProgram] = {}
+    tiled: dict[str, LoopProgram] = {}
+    for name, program in lowered.items():
+        key = replace(program, name="kernel")
+        if key not in made:
+            made[key] = tile(key, target)
+        tiled[name] = replace(made[key], name=name)
     return tiled
 
 

@@ -240,14 +240,18 @@ class Weighing:
         out = []
         again = self.repeated()
         waste: dict[Node, float] = {}
-        inside: dict[Node, frozenset[Node]] = {}
+        inside: dict[Node, frozenset[Node]] = {}  # what a value is made of that is wasted: a small part of it
+
+        def wasting(node: Node) -> frozenset[Node]:
+            return frozenset((node,)) if waste[node] else frozenset()
+
         for node in toposort((self.root.node,), within=self.places) if again else ():
             if node in self.leaves and node is not self.root.node:
-                inside[node] = frozenset((node,))
                 waste[node] = self.reads(node) if any(place.scattered for place in self.places[node].values()) else 0.0
+                inside[node] = wasting(node)
                 continue
-            inside[node] = frozenset((node,)).union(*(inside[a] for a in node.args if a in inside))
             waste[node] = self.waste(node) if node.prim.kind == "map" else 0.0
+            inside[node] = wasting(node).union(*(inside[a] for a in node.args if a in inside))
             if node in again:
                 out.append((sum(waste[n] for n in inside[node]) - self.reads(node) - node.type.numel * memory_cost(node), node))
         return out
