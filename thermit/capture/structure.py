@@ -351,7 +351,7 @@ class _Builder:
         return lambda tensors, call, made: value
 
 
-def _is_plain(kind: type) -> bool:
+def _is_plain(kind: Any) -> bool:
     """Whether objects of this class can be made without running its code: all their state is in a dict, and nothing waits for their end."""
     ordinary = type(kind) in (type, abc.ABCMeta) and kind.__new__ is object.__new__ and not issubclass(kind, torch.nn.Module)
     return ordinary and kind.__basicsize__ == _Plain.__basicsize__ and kind.__dictoffset__ == _Plain.__dictoffset__ and not hasattr(kind, "__del__")
