@@ -119,8 +119,8 @@ def warm_up(target: Target) -> None:
     tables are made.  Called with the import, so that it is over before the first function is compiled; the thread ends by itself."""
 
     def work() -> None:
-        with suppress(Exception), _parsed(WARM_UP) as module:
-            _target_machine(target).emit_object(module)
+        with suppress(Exception), _parsed(WARM_UP) as module, _generators.one(target) as generator:
+            generator.emit_object(module)
 
     threading.Thread(target=work, name="thermit").start()
 
@@ -142,7 +142,8 @@ class MachineCode:
             missing = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.") and not llvm.address_of_symbol(f.name)]
             if missing:
                 raise CompileError(f"the module calls {', '.join(missing)}, which this process does not have", advice=_ADVICE)
-            self.object: bytes = _target_machine(target).emit_object(module)
+            with _generators.one(target) as generator:
+                self.object: bytes = generator.emit_object(module)
         self._link()
 
     @classmethod
@@ -173,8 +174,8 @@ class MachineCode:
 def assembly(text: str, target: Target) -> str:
     """A module as assembly for any x86 target, which need not be the host."""
     _linker.prepare()
-    with _parsed(text) as module:
-        return str(_target_machine(target).emit_assembly(module))
+    with _parsed(text) as module, _generators.one(target) as generator:
+        return str(generator.emit_assembly(module))
 
 
 @contextmanager
@@ -194,6 +195,22 @@ def _parsed(text: str) -> Iterator[llvm.ModuleRef]:
         context.close()
 
 
-def _target_machine(target: Target) -> llvm.TargetMachine:
-    found = llvm.Target.from_triple(target.triple)
-    return found.create_target_machine(cpu=target.cpu, features=target.features, opt=_LEVEL, reloc="pic", codemodel="small")
+class _Generators:
+    """LLVM's code generators that are not at work.  A new one first has to learn what its processor can do, half a millisecond."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Target, list[llvm.TargetMachine]] = {}
+
+    @contextmanager
+    def one(self, target: Target) -> Iterator[llvm.TargetMachine]:
+        idle = self._idle.setdefault(target, [])
+        try:
+            machine = idle.pop()
+        except IndexError:
+            found = llvm.Target.from_triple(target.triple)
+            machine = found.create_target_machine(cpu=target.cpu, features=target.features, opt=_LEVEL, reloc="pic", codemodel="small")
+        yield machine
+        idle.append(machine)
+
+
+_generators = _Generators()
