@@ -64,10 +64,11 @@ GEOMETRY = [
     (8, 24, (40,), (3,), 1, 1, 1, 1),
     (8, 24, (41,), (5,), 2, 2, 1, 1),
     (8, 24, (41,), (3,), 1, 0, 2, 2),
-    (4, 24, (6, 8, 10), (3, 3, 3), 1, 1, 1, 1),
-    (4, 24, (7, 9, 10), (3, 2, 3), 2, 1, 1, 2),
-    (4, 24, (5, 6, 7), (3, 3, 3), 1, 0, 1, 1),
-    (4, 4, (5, 6, 7), (3, 3, 3), 1, 1, 1, 4),
+    (8, 24, (6, 8, 10), (3, 3, 3), 1, 1, 1, 1),
+    (8, 48, (11, 12, 13), (3, 2, 3), 2, 1, 1, 2),
+    (8, 24, (7, 8, 11), (3, 3, 3), 1, 0, 1, 1),
+    (24, 24, (9, 10, 11), (3, 3, 3), 1, 1, 1, 24),
+    (2, 3, (4, 5, 6), (2, 2, 2), 1, 1, 1, 1),  # left to PyTorch
 ]
 
 
@@ -187,6 +188,6 @@ def test_a_deep_network_has_one_kernel_a_convolution():
             x = F.relu(F.batch_norm(F.conv2d(x, w), *statistics) + x)
         return x
 
-    tensors = torch.randn(1, 8, 6, 6), torch.randn(8, 8, 1, 1), *(torch.ones(8) for _ in range(4))
+    tensors = torch.randn(1, 16, 20, 20), torch.randn(16, 16, 1, 1), *(torch.ones(16) for _ in range(4))
     graph = thermit.jit(network).trace(*tensors).graph
     assert len(fuse(simplify(graph, Counter())).steps) == 40

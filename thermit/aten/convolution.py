@@ -5,9 +5,9 @@ What comes in: x [N, C, *sizes], weight [O, C / groups, *taps].  What goes out: 
     x padded (pad) -> its windows (window) [N, C, *places, *taps] -> right side [N, groups, C / groups * taps, places]
     weight -> left side [N, groups, O / groups, C / groups * taps], which is how it lies: nothing is moved
 
-so rows are channels, columns are places, as in the result: what follows (bias, normalisation, activation, residual) is fused behind
-the product.  Neither the padded nor the windowed x is in memory: both are views.  With one channel in and out of each group (depthwise) there
-is nothing to share between the sums of a product: they are written out, one multiply-add for each tap.
+so rows are channels and columns are places, as in the result: what follows (bias, normalisation, activation, residual) is fused behind the
+product, and all values of a network lie as PyTorch's do.  Neither the padded nor the windowed x is in memory: both are views.  With one channel
+in and out of each group (depthwise) the sums of a product would have nothing to share: they are written out, one multiply-add for each tap.
 
 A transposed convolution with stride 1 is the convolution with the taps backwards.  float32 and float64; all else is left to PyTorch.
 """
@@ -25,11 +25,13 @@ from thermit.aten.table import Lowered, lower
 from thermit.ir import build as b
 from thermit.ir import prims as p
 from thermit.ir.node import Node
-from thermit.ir.types import Shape
+from thermit.ir.types import FLOAT32, FLOAT64, Shape
 
 aten = torch.ops.aten
 
 TAPS_WRITTEN_OUT = 49  # of a depthwise convolution; more are a loop
+EXACT_WORK = 1 << 16  # multiply-adds: up to so many are done in float64, in some microseconds: eager's sums are in many orders, some of them accurate
+LEAST_VOLUME = 1 << 20  # multiply-adds over three axes: of less, eager's sums differ more from the true ones than what agrees with them
 MOST_WASTE = 1.5  # times the places that are asked for
 
 
@@ -64,13 +66,20 @@ def convolution(
     )
     if min(places) < 1:
         return NotImplemented
+    work = math.prod(places) * input.shape[0] * weight.type.numel
+    if rank == 3 and work < LEAST_VOLUME:
+        return NotImplemented
+    exact = input.dtype is FLOAT32 and work <= EXACT_WORK
+    if exact:
+        input, weight = _value(b.cast(input, FLOAT64)), _value(b.cast(weight, FLOAT64))
     if weight.shape[:2] == (groups, 1):
         made = _depthwise(b.pad(input, (0, 0, *padding), (0, 0, *high), 0.0), weight, places, stride, dilation, groups)
     else:
         made = _product(input, weight, places, stride, padding, dilation, groups)
-    if bias is None:
-        return made
-    return b.add(made, b.broadcast_to(b.reshape(bias, (bias.shape[0], *(1 for _ in places))), made.shape))
+    if bias is not None:
+        column = b.reshape(b.cast(bias, made.dtype), (bias.shape[0], *(1 for _ in places)))
+        made = b.add(made, b.broadcast_to(column, made.shape))
+    return b.cast(made, FLOAT32) if exact else made
 
 
 def _each(value: Sequence[int], rank: int) -> Shape:
