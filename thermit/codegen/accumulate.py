@@ -273,12 +273,11 @@ def across(w: ExpressionWriter, acc: Acc, init: str | None, states: list[list[st
     state, types = states[0], [scalar_type(k) for k in kinds(acc)]
     while width > 1:
         width //= 2
-        low, high = ([_part(w, v, t, width, first) for v, t in zip(state, types, strict=True)] for first in (0, width))
         if width == 1:
-            low, high = ([w.op(f"extractelement {vector(t, 1)} {v}, i32 0") for v, t in zip(half, types, strict=True)] for half in (low, high))
-            state = merged(low, high, 0)
+            low, high = ([w.op(f"extractelement {vector(t, 2)} {v}, i32 {k}") for v, t in zip(state, types, strict=True)] for k in (0, 1))
         else:
-            state = merged(low, high, width)
+            low, high = ([_part(w, v, t, width, first) for v, t in zip(state, types, strict=True)] for first in (0, width))
+        state = merged(low, high, width if width > 1 else 0)
     if init is None:
         return state[-1]
     assert acc.combine is not None

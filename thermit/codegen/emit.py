@@ -495,6 +495,10 @@ class Kernel(ExpressionWriter):
         program, begin, end = self.program, "%begin", "%end"
         if program.mode == "vector":
             self._vector_range(program.index, program.width, 1, [], program.body, self._parallel_range())
+        elif program.extent == 1:  # [begin, end) is [0, 1)
+            with self.scope(self.writes_of(program.body)):
+                self.bind(program.index, Value("0", 0, self.innermost))
+                self._body(program.body)
         else:
 
             def iteration(at: str) -> list[list[str]]:

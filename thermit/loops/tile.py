@@ -41,6 +41,7 @@ REGISTERS = 2  # a value of the widest type takes so many: enough to hide the la
 SEVERAL = 50.0  # instructions of several functions: four registers a value, a tenth less time (chain, mish; one function gains nothing) ...
 SEVERAL_LOOP = 1 << 18  # ... and half as long again to compile, which so many iterations pay back within some fifty calls
 MOST_GATHERED = 3  # loads of a body lane by lane; with more one register a value: no lane waits for another, and each is code of its own (image: 1/4)
+SHORT = 1024  # iterations in all, below which one accumulator is as fast as several and less code (the sum of some parts)
 PARALLEL_EXTENT = 32  # a parallel loop of fewer iterations is made longer from what is inside
 CHUNK_ELEMS = 4096  # of an inner vector loop, when it is shared between iterations of the parallel loop
 SUM_ELEMS = 2048  # of a block of a long float32 sum in the lanes of a register
@@ -252,7 +253,7 @@ class Weigher:
 
     def lanes_for(self, work: Work) -> int:
         """Independent accumulators: enough registers to hide the latency of the combination, not so many that they spill."""
-        if work.children or _node_count(work) >= HEAVY:
+        if work.children or _node_count(work) >= HEAVY or work.trips < SHORT:
             return 1
         each = sum(self.registers(bits, work.width) for a in work.loop.accs for bits in _state_bits(a))
         lanes = 4
@@ -395,17 +396,17 @@ def tile(program: LoopProgram, target: HasRegisters) -> LoopProgram:
     weigher.best(weigher.top)
     top = _modes(weigher.top, False, {}, weigher.indices)
     made = _lengthen(replace(program, body=top.body, mode="vector" if top.mode == "vector" else "serial", width=top.width))
-    return fetched_ahead(made, target.l2_bytes, _computes_much)
+    return fetched_ahead(made, target.l2_bytes, _cycles_of_body)
 
 
-def _computes_much(loop: For) -> bool:
-    """Whether a body computes enough for memory to work meanwhile."""
+def _cycles_of_body(loop: For) -> float:
+    """What one register of float32 elements takes to compute, roughly, accumulators included."""
     varying, cycles = {loop.index}, 0.0
     for node in toposort(exprs_of(loop.body) + [a.value for a in loop.accs]):
         if not varying.isdisjoint(node.args):
             varying.add(node)
-            cycles += operation_cost(node) if node.dtype is not INT64 else 0.0
-    return cycles >= HEAVY
+            cycles += operation_cost(node) * max(node.dtype.bits / FLOAT32.bits, 1.0) if node.dtype is not INT64 else 0.0
+    return cycles
 
 
 def cost(program: LoopProgram) -> tuple[float, bool]:
