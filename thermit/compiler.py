@@ -1,6 +1,6 @@
 """The compiler on one page: graph in, program out, one line a stage.
 
-    graph     simplify                  exact rules, bit for bit
+    graph     simplify, layout          exact rules, bit for bit; images and filters that convolutions read lie in row-major order
     schedule  fuse                      which values are stored, in which kernels
     loops     lower, tile               each kernel as a loop nest, then with vectors and blocks
     code      legalize, emit, machine   exp and friends as polynomials; LLVM text; machine code
@@ -32,6 +32,7 @@ from thermit.locks import lock
 from thermit.loops.lower import lower
 from thermit.loops.nest import LoopProgram, program_text
 from thermit.loops.tile import cost, tile
+from thermit.passes.layout import lay_out
 from thermit.passes.simplify import simplify
 from thermit.records import dataclass
 from thermit.runtime.machine import MachineCode
@@ -108,6 +109,7 @@ def compile_graph(graph: Graph, config: Config, stages: Stages | None = None, ta
     if "simplify" not in config.skip:
         graph = stages.run("simplify", simplify, graph, stages.fired)
         stages.show(2, "graph, simplified", lambda: graph_text(graph))
+    graph = stages.run("layout", lay_out, graph)
     schedule = stages.run("fuse", fuse, graph)
     stages.refused = schedule.refused
     stages.show(3, "kernels", lambda: schedule_text(schedule))
