@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+import thermit
 from thermit.ir import build as b
 from thermit.ir import prims as p
 from thermit.ir.node import Graph, Output, Return, Update
@@ -131,6 +132,19 @@ def test_call_reads_temps_and_its_result_is_an_output():
     assert [made.buffers[i].role for i in made.outputs] == ["result", "output"]
 
 
+def test_update_by_a_copy_of_a_temp_is_written_in_place():
+    """Whatever the temp was made of: only the temp is read."""
+    x = b.graph_input(0, T)
+    value = b.flip(x, (0,))
+    steps = [
+        Kernel("made", (Stored(value, ONE),), (Load(x, ONE),)),
+        Kernel("copy", (Stored(value, ONE, "update", 0),), (Load(value, ONE),)),
+    ]
+    made = make([x], steps, updates=[Update(0, value)], stopping=("made",))
+    assert [type(s) for s in made.steps] == [RunKernel, Commit, RunKernel]
+    assert roles(made, made.steps[0]) == ["input", "temp"] and roles(made, made.steps[2]) == ["temp", "input"]
+
+
 def test_update_with_gaps_keeps_its_strides_in_the_temp():
     x = b.graph_input(0, TensorType((4, 3), FLOAT32))
     new = b.flip(x, (0,))
@@ -139,3 +153,41 @@ def test_update_with_gaps_keeps_its_strides_in_the_temp():
     made = plan(graph, Schedule(steps), launches(steps))
     temp = made.buffers[made.steps[0].buffers[1]]
     assert temp.strides == (10, 2) and temp.nbytes == (3 * 10 + 2 * 2 + 1) * 4 and made.arena_bytes >= temp.nbytes
+
+
+class TestWritesIntoAKept:
+    """A cache that grows by a row: written in place, read in the same call."""
+
+    def grow(self, cache, count, row):
+        at = torch.arange(1) + count
+        count.add_(1)
+        cache.index_copy_(1, at, row)
+        return (cache.sort(1)[0] * 2).sum(), cache.sum(1)
+
+    def made(self):
+        torch.manual_seed(0)
+        return torch.randn(3, 8, 4), torch.tensor(2), torch.randn(3, 1, 4)
+
+    def test_results_and_passes(self):
+        jitted = thermit.jit(self.grow, strict=True)
+        cache, count, row = self.made()
+        mine, own = cache.clone(), count.clone()
+        for _ in range(3):
+            for got, want in zip(jitted(mine, own, row), self.grow(cache, count, row), strict=True):
+                torch.testing.assert_close(got, want)
+            assert torch.equal(mine, cache) and torch.equal(own, count)
+        plan = jitted.lower(*self.made()).compilation.plan
+        assert not any(isinstance(s, RunCopy) for s in plan.steps)
+        cache = next(k for k, buffer in enumerate(plan.buffers) if buffer.role == "input" and buffer.sizes == (3, 8, 4))
+        size = plan.buffers[cache].sizes
+        moves = [s for s in plan.steps if isinstance(s, RunKernel) and plan.buffers[s.buffers[-1]].sizes == size]
+        assert len(moves) == 2 and moves[-1].buffers[-1] == cache  # a new one for the readers, then the cache itself
+
+    def test_a_place_that_is_not_there_leaves_all_as_it_was(self):
+        jitted = thermit.jit(self.grow)
+        cache, count, row = self.made()
+        jitted(cache.clone(), count.clone(), row)
+        before = cache.clone()
+        with pytest.raises(IndexError):
+            jitted(cache, torch.tensor(8), row)
+        assert torch.equal(cache, before)

@@ -57,6 +57,11 @@ class Overload:
     takes_device: bool = False
 
 
+def is_random(op: Any) -> bool:
+    """Whether the overload draws from a generator.  Attention on the CPU does not, although it has the tag: it refuses dropout."""
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ()) and op is not aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
 def _is_write(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
@@ -68,7 +73,7 @@ def overload_of(op: OpOverload) -> Overload:
     names = tuple(a.name for a in schema.arguments)
     tensors = any("Tensor" in str(a.type) for a in schema.arguments)
     device = any(a.name == "device" for a in schema.arguments)
-    random = torch.Tag.nondeterministic_seeded in op.tags
+    random = is_random(op)
     pointwise = torch.Tag.pointwise in op.tags
     treatment, functional, written, inplace = _treatment(op)
     return Overload(op, treatment, random, pointwise, names, functional, written, inplace, tensors, device)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from thermit.capture.overloads import is_random
 from thermit.ir.prims import Slot
 from thermit.runtime.launch import NativePlan, is_native
 from thermit.runtime.library import Runtime, runtime
@@ -27,7 +28,6 @@ from thermit.schedule.plan import Buffer, Commit, Plan, RunCall, RunCopy, RunKer
 _KERNEL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _RUN_NATIVE = ctypes.PYFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)  # holds the interpreter, raises what is set
 _RUN_KERNEL = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 5)
-_RANDOM = torch.Tag.nondeterministic_seeded
 
 
 class _Arena:
@@ -71,7 +71,7 @@ class Program:
     def _random(self) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
         """Functions that save and restore the generators, where a step behind the first random call may stop the program."""
         steps = self.plan.steps
-        draws = [k for k, s in enumerate(steps) if isinstance(s, RunCall) and _is_random(s)]
+        draws = [k for k, s in enumerate(steps) if isinstance(s, RunCall) and is_random(s.op)]
         if not draws or not any(isinstance(s, RunCall) or (isinstance(s, RunKernel) and s.can_stop) for s in steps[draws[0] + 1 :]):
             return None
         return self._save, self._restore
@@ -179,15 +179,11 @@ def _starter(native: Runtime | None, addresses: Mapping[str, int]) -> Callable[[
     return lambda step, array: int(start(addresses[step.kernel], array, step.extent, step.grain, min(int(step.cost_ns), 1 << 62)))
 
 
-def _is_random(call: RunCall) -> bool:
-    return _RANDOM in getattr(call.op, "tags", ())
-
-
 def _generators_of(plan: Plan) -> list[torch.Generator]:
     """The generators that the plan's calls draw from."""
     found: list[torch.Generator] = []
     for step in plan.steps:
-        if isinstance(step, RunCall) and _is_random(step):
+        if isinstance(step, RunCall) and is_random(step.op):
             given = [v for v in (*step.args, *(v for _, v in step.kwargs)) if isinstance(v, torch.Generator)]
             found += [g for g in given or [torch.default_generator] if not any(g is f for f in found)]
     return found

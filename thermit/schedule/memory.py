@@ -86,15 +86,16 @@ def _same_element(kernel: Kernel, old: Node) -> bool:
     Then writing in place cannot be seen: stores of one body act at once, and lowering puts those of inputs last (loops/nest.py, loops/pull.py).
     """
     seen: set[Node] = set()
+    elsewhere = {load.node for load in kernel.loads if load.node is not old}  # read from buffers, whatever they were made of
     pending = [s.node for s in kernel.stores]
     while pending:
         node = pending.pop()
-        if node in seen or node is old:
+        if node in seen or node is old or node in elsewhere:
             continue
         seen.add(node)
         if node.prim.kind == "map" and node not in kernel.rows:
             pending += node.args
-        elif old in toposort([node]):
+        elif old in toposort([node], leaves=elsewhere):
             return False
     return True
 

@@ -24,6 +24,9 @@ Steps = tuple[Kernel | CallStep, ...]
 
 
 def can_stop(group: Group) -> bool:
+    """Whether the kernel checks something; what only copies a value that another one stores does not."""
+    if group.roots[0].node in group.reads:
+        return False
     return any(n.prim in (p.GATHER, p.SCATTER, p.CHECK) for n in (*group.trace.visits, *(r.node for r in group.roots)))
 
 
