@@ -8,6 +8,7 @@ import gc
 import inspect
 import pickle
 import threading
+import types
 import weakref
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -341,11 +342,123 @@ def test_stages():
     assert lowered.memory_analysis()["output_bytes"] == 96
     run = lowered.compile()
     assert torch.equal(run(x, 3.0), x * 3 + 1) and "k0" in run.as_text()
-    with pytest.raises(TypeError, match=r"must be torch.float32 \[4, 6\]"):
+    with pytest.raises(TypeError, match=r"x: float32\[4,6\] strides \[6, 1\] -> float32\[3\]"):
         run(torch.ones(3), 3.0)
-    assert compiled(j) == 0
+    assert compiled(j) == 0 and all(len(repr(stage)) < 200 for stage in (traced, lowered, run))
     with pytest.raises(thermit.DataDependentError):
         thermit.jit(lambda x: float(x.sum())).trace(x)
+
+
+def test_compiled_takes_calls_of_its_kind_only():
+    x = torch.ones(3)
+    run = thermit.jit(scaled).compile(x, 3.0)
+    for call, text in (
+        (lambda: run(x, 4.0), r"k: 3.0 -> 4.0"),
+        (lambda: run(x, 3), r"k: 3.0 -> 3"),
+        (lambda: run(x), r"arguments: x, k -> x"),
+        (lambda: run(x, k=3.0), r"arguments|k"),
+        (lambda: run(torch.ones(3, requires_grad=True), 3.0), "can only run eagerly: a tensor that requires grad"),
+        (lambda: run(torch.nn.Parameter(x, requires_grad=False), 3.0), "tensor x: being a parameter"),
+        (lambda: run(x.to(torch.float64), 3.0), r"float32\[3\].* -> float64"),
+        (lambda: run([x], 3.0), "x: a tensor -> a list of 1"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+    with torch.no_grad(), pytest.raises(TypeError, match="grad mode: True -> False"):
+        run(x, 3.0)
+    assert torch.equal(run(x, 3.0), x * 3 + 1)
+
+    def into(a, b):
+        a.add_(1)
+        return a * b
+
+    for first, then in (((x, torch.ones(3)), (x, x)), ((x, x), (x, torch.ones(3)))):
+        with pytest.raises(TypeError, match=r"shares memory|one object"):
+            thermit.jit(into).compile(*first)(*then)
+    boxed = thermit.jit(lambda box: box["a"][0] + box["k"]).compile({"a": [x], "k": 2})
+    with pytest.raises(TypeError, match=r"box\['k'\]: 2 -> 5"):
+        boxed({"a": [x], "k": 5})
+    with pytest.raises(TypeError, match=r"tensor box\['a'\]\[0\]: float32\[3\]"):
+        boxed({"a": [torch.ones(4)], "k": 2})
+
+
+def test_compiled_looks_at_what_was_read():
+    space = types.SimpleNamespace(k=2, w=torch.ones(3), v=torch.ones(3))
+    run, x = thermit.jit(lambda x: x * space.k + space.w * space.v).compile(torch.ones(3)), torch.ones(3)
+    assert run(x).tolist() == [3, 3, 3]
+    space.k = 4
+    with pytest.raises(TypeError, match=r"space\.k: 2 -> 4"):
+        run(x)
+    space.k, space.v = 2, space.w
+    with pytest.raises(TypeError, match=r"space\.\w and .*space\.\w are one object"):
+        run(x)
+    space.v, space.w = torch.ones(3), torch.ones(4)
+    with pytest.raises(TypeError, match=r"space\.w: float32\[3\].* -> float32\[4\]"):
+        run(x)
+
+
+@pytest.mark.parametrize("on_miss", ["error", "eager", "compile"])
+def test_compile_beforehand(on_miss):
+    f = thermit.jit(scaled, on_miss=on_miss, max_variants=1)
+    for n in (1, 2, 3):
+        f.compile(thermit.TensorSpec((n,)), 3.0)
+    f.compile(torch.ones(2), 3.0)
+    assert compiled(f) == 3
+    for n in (1, 2, 3, 2):
+        assert torch.equal(f(torch.ones(n), 3.0), torch.full((n,), 4.0))
+    assert compiled(f) == 3 and f._entry.hits == 4
+    if on_miss == "error":
+        with pytest.raises(UnexpectedCompileError, match=r"x: float32\[3\].*float32\[4\](.|\n)*f\.compile\(\*args\)"):
+            f(torch.ones(4), 3.0)
+
+
+def test_compile_beforehand_of_a_method():
+    class Model:
+        def __init__(self):
+            self.w = torch.ones(3)
+
+        @thermit.jit(on_miss="error")
+        def step(self, x):
+            return x * self.w
+
+    model = Model()
+    model.step.compile(torch.ones(3))
+    model.step.compile(torch.ones(2, 3))
+    assert model.step(torch.ones(2, 3)).shape == (2, 3) and model.step(torch.ones(3)).shape == (3,)
+
+
+def test_why_a_call_is_eager():
+    f, x = thermit.jit(scaled, on_miss="eager"), torch.ones(3)
+    f(x)
+    assert f.explain(x).eager == "" and "on_miss" in f.explain(torch.ones(4)).eager
+    with thermit.disable():
+        assert f.explain(x).eager == "thermit is disabled here"
+    g = thermit.jit(scaled, max_variants=1)
+    g(x)
+    with pytest.warns(ThermitWarning) as told:
+        assert g.explain(torch.ones(4)).eager == "it has been compiled 1 times (max_variants)"
+    assert told[0].filename == __file__
+    h = thermit.jit(lambda x: x.sum().item(), max_variants=2)
+    for n in (1, 2):
+        with pytest.warns(ThermitWarning, match="item of a tensor"):
+            h(torch.ones(n))
+    with pytest.warns(ThermitWarning, match="could not be compiled for 2 kinds of calls.*item of a tensor"):
+        assert "2 kinds of calls could not be compiled" in h.explain(torch.ones(3)).eager
+    boxes = thermit.jit(lambda p: p[0] + p[1])
+    assert boxes.explain((x, x)).eager == boxes.explain((x, x)).eager == boxes.explain([x, x.clone()]).eager == ""
+
+
+def test_what_was_compiled_again():
+    space = types.SimpleNamespace(k=1)
+    f, x = thermit.jit(lambda x, n=1: x * space.k * n), torch.ones(2)
+    f(x)
+    for k in (2, 3):
+        space.k = k
+        f(x)
+        f(x, k)
+    again = f.explain(x).recompiled
+    assert again[0].endswith("space.k: 1 -> 2") and again[1] == "arguments: x -> x, n" and any("n: 2 -> 3" in line for line in again)
+    assert len(set(again)) == len(again)
 
 
 def test_explain():
@@ -355,7 +468,7 @@ def test_explain():
     j, x = thermit.jit(f), torch.eye(4)
     record = j.explain(x)
     assert record.eager == "" and record.calls == ("aten.cholesky_inverse.default",) and record.kernels >= 1 and record.cost["flops"] >= 16
-    for word in ("kernels", "bytes moved", "compiled in", "run by PyTorch", "holds while"):
+    for word in ("1 kernel and 1 call\n", "bytes moved", "compiled in", "run by PyTorch", "holds while"):
         assert word in str(record)
     j(torch.randn(5, 5))
     assert "compiled again because" in str(j.explain(x)) and "float32[5,5]" in str(j.explain(x))
@@ -384,7 +497,7 @@ def test_stages_do_not_keep_the_tensors_they_were_made_with():
     assert gone() is None
     w.fill_(4.0)
     assert stages[1](torch.ones(3)).tolist() == [5.0, 6.0, 7.0]
-    with pytest.raises(TypeError, match=r"must be torch\.float32"):
+    with pytest.raises(TypeError, match=r"x: float32\[3\].* -> float32\[4\]"):
         stages[1](torch.ones(4))
 
 

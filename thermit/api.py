@@ -28,10 +28,11 @@ import torch
 from torch.utils._pytree import tree_map
 
 from thermit import config, locks
+from thermit.capture.difference import difference, distance, found
 from thermit.capture.facts import Watcher, watch
 from thermit.capture.known import argument_guards
 from thermit.capture.recorder import Recorder
-from thermit.capture.recording import Restart, ThermitWarning
+from thermit.capture.recording import Restart, ThermitWarning, user_line
 from thermit.capture.signature import Call, FlatCall, Guard, Held, Source, argument_tensors, flatten_call, holds
 from thermit.capture.signature import TensorSpec as InputSpec
 from thermit.capture.specs import input_specs
@@ -40,13 +41,14 @@ from thermit.capture.trace import Live, Trace, active, trace
 from thermit.capture.values import NotStatic
 from thermit.compiler import Compilation, Stages, compile_graph, kernel_count
 from thermit.errors import ThermitError, UnexpectedCompileError, UnsupportedError
-from thermit.explain import Explanation, difference, explain
+from thermit.explain import Explanation, counted, explain
 from thermit.records import dataclass
 from thermit.runtime import entry as native
 from thermit.runtime import torch_abi
 from thermit.runtime.library import runtime
 from thermit.runtime.program import Stopped
 from thermit.stages import Compiled, Lowered, Traced
+from thermit.switches import disable, empty_cache, is_disabled, log_compiles
 from thermit.twin import eager_now, left_alone, original, twin_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,80 +61,6 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
-
-
-# ---------------------------------------------------------------------------------------------- disable
-class _Disabled(threading.local):
-    depth = 0
-
-
-_disabled = _Disabled()
-_switch_lock = locks.lock()
-_switches = 0
-
-
-class disable:
-    """Inside `with thermit.disable():`, and in functions decorated with it, everything runs eagerly (in this thread).
-
-    >>> with disable():
-    ...     pass
-    """
-
-    def __new__(cls, fn: Callable[..., Any] | None = None) -> Any:
-        self = super().__new__(cls)
-        return self if fn is None else self(fn)
-
-    def __init__(self, fn: Callable[..., Any] | None = None) -> None:
-        pass
-
-    def __call__(self, fn: F) -> F:
-        @functools.wraps(fn)
-        def eager(*args: Any, **kwargs: Any) -> Any:
-            with disable():
-                return fn(*args, **kwargs)
-
-        return eager  # type: ignore[return-value]
-
-    def __enter__(self) -> None:
-        global _switches
-        _disabled.depth += 1
-        with _switch_lock:
-            _switches += 1
-            native.disable(True)
-
-    def __exit__(self, *_: Any) -> None:
-        global _switches
-        _disabled.depth -= 1
-        with _switch_lock:
-            _switches -= 1
-            native.disable(_switches > 0)
-
-
-def empty_cache() -> None:
-    """Gives the memory that is kept for the next temporaries and large results back to the system, as `torch.cuda.empty_cache` does for a GPU's.
-
-    >>> empty_cache()
-    """
-    made = runtime()
-    if made is not None:
-        made.pool.empty_cache()
-
-
-class log_compiles:
-    """Says on stderr what is compiled, why, and how long it took: `thermit.log_compiles()`, or as a context.
-
-    >>> with log_compiles():
-    ...     pass
-    """
-
-    def __init__(self, value: bool = True) -> None:
-        self.before = config.configure(log_compiles=value)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: Any) -> None:
-        config.configure(log_compiles=self.before.log_compiles)
 
 
 # ---------------------------------------------------------------------------------------------- variants
@@ -221,7 +149,7 @@ class JitFunction:
     # ------------------------------------------------------------------------------------------ the slow path
     def _slow(self, *args: Any, **kwargs: Any) -> Any:
         function = self.__wrapped__
-        if _disabled.depth or config.current.disable or active() is not None:
+        if is_disabled() or active() is not None:
             return function(*args, **kwargs)
         flat = flatten_call(args, kwargs)
         eager = flat.eager or self._state.never
@@ -259,15 +187,15 @@ class JitFunction:
             raise UnsupportedError(f"this call can only run eagerly: {eager}", advice="Call the module itself, or without strict=True.")
         if eager:
             return function(*call.args, **call.kwargs)
-        why = self._why(key, failed)
+        why = self._why(key, failed, call)
         if state.on_miss == "error" and state.compiled:
             what = f"{_name(function)} met a call that no compiled variant fits: {why}"
-            raise UnexpectedCompileError(what, advice="Make such a call beforehand, or use another on_miss.")
+            raise UnexpectedCompileError(what, advice="Compile for such calls beforehand with f.compile(*args), or use another on_miss.")
         tried = state.live[torch.is_grad_enabled()] >= state.max_variants  # so many signatures could not be compiled: no more are tried
-        if (state.on_miss == "eager" and state.compiled) or state.faulty or tried:
+        if (state.on_miss == "eager" and state.compiled) or state.faulty:
             return function(*call.args, **call.kwargs)
-        if state.compiled >= state.max_variants:
-            self._warn_variants(why)
+        if tried or state.compiled >= state.max_variants:
+            self._warn_variants(why, tried)
             return function(*call.args, **call.kwargs)
         with state.lock:
             mark = os.getpid(), key
@@ -281,21 +209,30 @@ class JitFunction:
             with state.lock:
                 state.compiling.discard(mark)
 
-    def _why(self, key: Any, failed: Guard | None) -> str:
+    def _why(self, key: Any, failed: Guard | None, call: Call) -> str:
+        """What no variant has that this call has."""
         if failed is not None:
-            return str(failed)
-        return difference(self.__wrapped__, self._state.keys[-1], key) if self._state.keys else "the first call"
+            return found(failed, call)
+        keys = [old for old in reversed(self._state.keys) if old != key]
+        if not keys:
+            return "the first call"
+        nearest = min(keys, key=lambda old: (old[1] != key[1], distance(old[0], key[0])))
+        return "the options of thermit" if nearest[1] != key[1] else difference(self.__wrapped__, nearest[0], key[0])
 
-    def _warn_variants(self, why: str) -> None:
-        if not self._state.warned:
-            self._state.warned = True
-            changing = self._state.failed_guards[-1] if self._state.failed_guards else why
-            warnings.warn(
-                f"thermit: {_name(self.__wrapped__)} has been compiled {self._state.compiled} times (max_variants) and runs eagerly for other calls; "
-                f"what keeps changing: {changing}",
-                ThermitWarning,
-                stacklevel=3,
-            )
+    def _warn_variants(self, why: str, tried: bool) -> None:
+        state = self._state
+        if state.warned:
+            return
+        if tried:
+            reason = next((v.reason for variants in reversed(state.variants.values()) for v in variants if v.reason), "")
+            if reason.endswith("requires grad"):  # training is eager, without complaint
+                return
+            what = f"could not be compiled for {state.max_variants} kinds of calls (max_variants) and runs eagerly for all new ones: {reason}"
+        else:
+            changing = state.failed_guards[-1] if state.failed_guards else why
+            what = f"has been compiled {state.compiled} times (max_variants) and runs eagerly for other calls; what keeps changing: {changing}"
+        state.warned = True
+        _warn(f"thermit: {_name(self.__wrapped__)} {what}")
 
     # torch.compile around a jitted function: it compiles neither this nor what is called from here
     torch._C._dynamo.eval_frame.set_code_exec_strategy(_slow.__code__, torch._C._dynamo.eval_frame._FrameExecStrategy(_SKIPPED, _SKIPPED))
@@ -331,10 +268,10 @@ class JitFunction:
         with state.lock:
             state.variants.setdefault(key, []).insert(0, variant)
             if variant.compilation is not None:
+                if state.compiled > 0:
+                    state.failed_guards.append(why if why != "the first call" else self._why(key, None, _NO_CALL))
                 state.compiled += 1
                 state.keys.append(key)
-                if state.compiled > 1:
-                    state.failed_guards.append(why)
             else:
                 state.live[torch.is_grad_enabled()] += 1
 
@@ -343,11 +280,9 @@ class JitFunction:
         if config.current.raise_faults:
             raise fault
         self._state.faulty = True
-        warnings.warn(
+        _warn(
             f"thermit could not compile {_name(self.__wrapped__)} and runs it eagerly; this is a fault of thermit's, please report it with "
-            f"THERMIT_RAISE=1: {type(fault).__name__}: {fault}",
-            ThermitWarning,
-            stacklevel=4,
+            f"THERMIT_RAISE=1: {type(fault).__name__}: {fault}"
         )
         return self.__wrapped__(*call.args, **call.kwargs)
 
@@ -358,6 +293,7 @@ class JitFunction:
             return
         try:
             inputs = set(variant.sources)  # their specs are checked with the tensors
+            inputs |= {g.source for g in variant.guards if g.kind == "same" and g.expected in inputs}
             facts = (*argument_guards(self.__wrapped__, call), *(g for g in variant.guards if not (g.kind == "tensor" and g.source in inputs)))
         except NotStatic:
             return
@@ -372,8 +308,8 @@ class JitFunction:
         if options.log_compiles or options.debug:
             assert variant.compilation is not None
             kernels, calls = kernel_count(variant.compilation)
-            ms = 1000 * variant.seconds
-            sys.stderr.write(f"thermit: compiled {_name(self.__wrapped__)} in {ms:.1f} ms: {kernels} kernels, {calls} calls ({variant.why})\n")
+            made = f"{counted(kernels, 'kernel')}, {counted(calls, 'call')}"
+            sys.stderr.write(f"thermit: compiled {_name(self.__wrapped__)} in {1000 * variant.seconds:.1f} ms: {made} ({variant.why})\n")
 
     # ------------------------------------------------------------------------------------------ stages, explanation
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
@@ -381,25 +317,38 @@ class JitFunction:
 
         Raises DataDependentError or UnsupportedError where it cannot be captured as a whole.
         """
-        call = Call(tuple(tree_map(_example, a) for a in args), {k: tree_map(_example, a) for k, a in kwargs.items()})
+        return self._traced(_examples(args, kwargs))
+
+    def _traced(self, call: Call) -> Traced:
         flat = flatten_call(call.args, call.kwargs)
         eager = flat.eager or self._state.never or eager_now(self.__wrapped__)
         if eager:
             raise UnsupportedError(f"this call can only run eagerly: {eager}")
         try:
-            _, outcome = capture(self.__wrapped__, flat, call, strict=True)
+            guards, outcome = capture(self.__wrapped__, flat, call, strict=True)
         except Restart as again:
             raise UnsupportedError(f"this call can only run eagerly: {again.reason}") from None
         assert isinstance(outcome, Trace)
-        return Traced.of(_name(self.__wrapped__), outcome, self.__wrapped__)
+        return Traced.of(_name(self.__wrapped__), outcome, self.__wrapped__, flat.key, guards)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """`trace(...).lower()`."""
         return self.trace(*args, **kwargs).lower()
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
-        """`trace(...).lower().compile()`."""
-        return self.lower(*args, **kwargs).compile()
+        """`trace(...).lower().compile()`; calls of this kind find the function compiled from now on, whatever `on_miss` and `max_variants` say."""
+        call, start = _examples(args, kwargs), time.perf_counter()
+        lowered = self._traced(call).lower()
+        traced, key = lowered.traced, (lowered.traced.key, config.current.key)
+        known = [v for v in self._state.variants.get(key, ()) if v.compilation is not None and holds(v.guards, call) is None]
+        if not any(v.inputs(call) is not None for v in known):
+            sources = tuple(slot.source or Held(slot.constant, "a constant") for slot in traced.inputs)
+            why, seconds = self._why(key, None, call), time.perf_counter() - start
+            variant = Variant(traced.guards, "", "", sources, traced.specs, traced.template, traced.calls, lowered.compilation, why, seconds)
+            self._install(variant, _form(traced), call)
+            self._remember(key, variant, why)
+            self._log(variant)
+        return lowered.compile()
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What thermit does with this call, as a record whose `str` is readable.  The call is made (once more, eagerly or compiled)."""
@@ -407,18 +356,33 @@ class JitFunction:
         self(*args, **kwargs)
         state = self._state
         eager = flat.eager or state.never or eager_now(self.__wrapped__)
+        if is_disabled() or active() is not None:
+            eager = "thermit is disabled here" if active() is None else "it is called from a function that is traced"
         if eager:
             return explain(_name(self.__wrapped__), None, eager, "", (), tuple(state.failed_guards))
         key, call = (flat.key, config.current.key), Call(args, kwargs)
         for variant in state.variants.get(key, ()):
-            if holds(variant.guards, call) is None:
+            if holds(variant.guards, call) is None and (variant.compilation is None or variant.inputs(call) is not None):
                 return explain(
                     _name(self.__wrapped__), variant.compilation, variant.reason, variant.line, variant.guards, tuple(state.failed_guards),
                     variant.calls,
                 )  # fmt: skip
         last = next(iter(state.variants.get(key, ())), Variant(()))  # what made it eager may be what each call changes
-        reason = last.reason or "more variants than max_variants, or a fault"
+        reason = last.reason or self._left_eager()
         return explain(_name(self.__wrapped__), None, reason, last.line, last.guards, tuple(state.failed_guards))
+
+    def _left_eager(self) -> str:
+        """Why a call that no variant fits was not compiled."""
+        state = self._state
+        if state.faulty:
+            return "a fault of thermit's (a warning has told it)"
+        if state.on_miss == "eager" and state.compiled:
+            return 'no variant fits, and on_miss="eager" compiles no other'
+        if state.compiled >= state.max_variants:
+            return f"it has been compiled {state.compiled} times (max_variants)"
+        if state.live[torch.is_grad_enabled()] >= state.max_variants:
+            return f"{state.max_variants} kinds of calls could not be compiled (max_variants), so no other is tried"
+        return "the call changes what it was compiled for, or another thread compiles it"
 
 
 class _Bound(functools.partial[Any]):
@@ -503,10 +467,21 @@ def _example(value: Any) -> Any:
     return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, TensorSpec) else value
 
 
+def _examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    return Call(tuple(tree_map(_example, a) for a in args), {k: tree_map(_example, a) for k, a in kwargs.items()})
+
+
+def _warn(text: str) -> None:
+    """A warning at the line of the user's that called."""
+    line = user_line(sys._getframe(1))
+    where = ("<unknown>", 1) if line is None else (line[0].co_filename, line[1])
+    warnings.warn_explicit(ThermitWarning(text), ThermitWarning, *where)
+
+
 _NO_CALL = Call((), {})
 
 
-def _form(trace: Trace) -> Any:
+def _form(trace: Trace | Traced) -> Any:
     """How the native entry builds the result; None where it needs the arguments of the call for that."""
     forms: dict[str, Any] = {"tensor": "one", "tuple": "tuple", "list": "list"}
     template = trace.template

@@ -28,7 +28,7 @@ class LeakedStandInError(ThermitError):
 
 
 class UnexpectedCompileError(ThermitError):
-    """Under `on_miss="error"`, a call after the first that no compiled variant fits."""
+    """Under `on_miss="error"`, a call that no compiled variant fits, once there is one (from `f.compile`, or from the first call)."""
 
 
 class TypeRuleError(ThermitError):

@@ -2,7 +2,7 @@
 
     f.trace(x)      Traced      what the function does: a graph, before any pass
      .lower()       Lowered     kernels, loops, LLVM, assembly; flops, bytes, memory
-     .compile()     Compiled    a callable for exactly these shapes
+     .compile()     Compiled    a callable for exactly this kind of call
 
 What a call of the jitted function goes through by itself, one step at a time, for whoever wants to look or to compile ahead.
 """
@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from thermit import config
+from thermit.capture.difference import difference, found
 from thermit.capture.recording import Line
-from thermit.capture.signature import Call, Source
+from thermit.capture.signature import Call, Guard, Source, TensorSpec, flatten_call, holds
+from thermit.capture.specs import input_specs
 from thermit.capture.structure import Template
 from thermit.capture.trace import Trace
 from thermit.compiler import Compilation, Stages, compile_graph
@@ -48,14 +50,24 @@ class Traced:
     template: Template
     lines: dict[Node, Line]
     function: Callable[..., Any]
+    key: Any
+    guards: tuple[Guard, ...]
+    specs: tuple[TensorSpec, ...]
+    calls: tuple[str, ...]
+    needs_call: bool
 
     @staticmethod
-    def of(name: str, trace: Trace, function: Callable[..., Any]) -> Traced:
+    def of(name: str, trace: Trace, function: Callable[..., Any], key: Any, guards: tuple[Guard, ...]) -> Traced:
+        """`key`, `guards`: of the call that was traced, and what the trace read."""
         inputs = [
             Expected(slot.source, tuple(slot.tensor.shape), slot.tensor.dtype, slot.tensor.stride(), slot.tensor if slot.source is None else None)
             for slot in trace.inputs
         ]
-        return Traced(name, trace.graph, tuple(inputs), trace.template, trace.lines, function)
+        specs = input_specs([slot.tensor for slot in trace.inputs])
+        return Traced(name, trace.graph, tuple(inputs), trace.template, trace.lines, function, key, guards, specs, trace.calls, trace.needs_call)
+
+    def __repr__(self) -> str:
+        return f"<Traced {self.name}: {len(self.inputs)} inputs, {len(self.graph.outputs)} outputs; as_text() prints the graph>"
 
     def as_text(self) -> str:
         """The graph as the function made it."""
@@ -88,6 +100,9 @@ class Lowered:
     traced: Traced
     compilation: Compilation
 
+    def __repr__(self) -> str:
+        return f"<Lowered {self.traced.name}: as_text() prints the kernels, as_text(stage) {', '.join(_TEXTS)}>"
+
     def as_text(self, stage: str = "kernels") -> str:
         """The text of one stage: "graph", "kernels", "loops", "llvm" or "asm"."""
         if stage not in _TEXTS:
@@ -109,23 +124,40 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled function.  Calls must have the signature that it was traced for (TypeError else); nothing is traced again."""
+    """A compiled function.  A call that is not of the kind that was traced raises TypeError: other shapes, dtypes, strides, Python arguments,
+    memory shared in another way, tensors that require grad, another grad mode, or what the function read from outside has changed.
+    Nothing is traced again."""
 
     lowered: Lowered
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         traced = self.lowered.traced
         call = Call(args, kwargs)
-        inputs: list[Any] = [slot.source.read(call) if slot.source is not None else slot.constant for slot in traced.inputs]
-        for slot, tensor in zip(traced.inputs, inputs, strict=True):
-            same = isinstance(tensor, torch.Tensor) and tensor.shape == slot.shape and tensor.dtype == slot.dtype
-            if not same or tensor.stride() != slot.strides:
-                raise TypeError(f"{traced.name}: {slot.source} must be {slot.dtype} {list(slot.shape)} strides {list(slot.strides)}")
+        inputs = self._inputs(call)
         try:
             results = self.lowered.compilation.program.run(inputs)
         except Stopped:
             return traced.function(*args, **kwargs)
         return traced.template.build(results, call)
+
+    def __repr__(self) -> str:
+        return f"<Compiled {self.lowered.traced.name}: as_text() prints the program>"
+
+    def _inputs(self, call: Call) -> list[torch.Tensor]:
+        """The program's inputs.  Raises TypeError."""
+        traced = self.lowered.traced
+        flat = flatten_call(call.args, call.kwargs)
+        if flat.eager is not None:
+            raise TypeError(f"{traced.name} was compiled for another kind of call; this one can only run eagerly: {flat.eager}")
+        if flat.key != traced.key:
+            raise TypeError(f"{traced.name} was compiled for another kind of call: {difference(traced.function, traced.key, flat.key)}")
+        failed = holds(traced.guards, call)
+        if failed is not None:
+            raise TypeError(f"{traced.name} was compiled for what it read at that time: {found(failed, call)}")
+        inputs: list[Any] = [slot.source.read(call) if slot.source is not None else slot.constant for slot in traced.inputs]
+        if input_specs(inputs) != traced.specs:
+            raise TypeError(f"{traced.name} was compiled for tensors that shared memory in another way")
+        return inputs
 
     def as_text(self) -> str:
         """The program: kernels, then the plan's memory."""

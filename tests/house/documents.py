@@ -41,8 +41,8 @@ def options() -> str:
         "|---|---|---|",
         "| `strict` | `False` | raise where a call could only run eagerly, instead of a warning and eager's result |",
         "| `max_variants` | `8` | so many compiled variants of one function, then a warning that names the guard that keeps changing, and eager |",
-        '| `on_miss` | `"compile"` | what a call does that no compiled variant fits, once there is one (the first call always compiles): '
-        '`"compile"`, `"eager"`, `"error"` (nothing compiles unexpectedly) |',
+        '| `on_miss` | `"compile"` | what a call does that no compiled variant fits, once there is one (from the first call, or from `f.compile`): '
+        '`"compile"`, `"eager"`, `"error"` (nothing compiles but by `f.compile`) |',
     ]
     return "\n".join(lines) + "\n"
 

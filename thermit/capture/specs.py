@@ -71,7 +71,7 @@ def tensor_facts(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tu
         flags += 2
     if tensor.requires_grad:
         if _grad_enabled():
-            return "a tensor requires grad"
+            return "a tensor that requires grad"
         flags += 1
     dtype = tensor.dtype
     if dtype not in DTYPES:

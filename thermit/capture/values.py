@@ -78,6 +78,11 @@ class Same:
         except TypeError:
             self._ref = lambda: value
 
+    @property
+    def value(self) -> Any:
+        """The object; None if it is gone."""
+        return self._ref()
+
     def __hash__(self) -> int:
         return self._identity
 
