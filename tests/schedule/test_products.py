@@ -90,6 +90,17 @@ def test_the_end_of_an_epilogue_is_stored_and_not_its_product() -> None:
     assert [s.node.prim for s in first.stores] == [p.ADD] and first.stores[0].node.args[1].prim is p.INPUT
 
 
+def test_a_norm_is_read_by_the_product_and_added_to_it_from_memory() -> None:
+    def around(x: Node, w: Node, v: Node) -> Node:
+        y = layer_norm(x, (1,))
+        return b.add(b.contract(gelu(b.contract(y, w)), v), y)
+
+    first, *_ = steps = kernels(fuse(one(around, X, W, (48, 32))))
+    assert len(steps) == 3 and [s.node.prim for s in first.stores] == [p.MUL]
+    schedule = fuse(one(lambda x, w, r: b.add(b.contract(x, w), layer_norm(r, (1,))), X, W, (64, 48)))
+    assert [len(products(k)) for k in kernels(schedule)] == [0, 1]
+
+
 def test_what_training_needs_is_written_by_the_kernel_of_the_product() -> None:
     def layers(x: Node, w: Node, c: Node, v: Node) -> tuple[Node, ...]:
         h = biased(x, w, c)

@@ -159,7 +159,10 @@ class Fusion:
         def leaf(node: Node, labels: Labels, so_far: Trace) -> bool:
             if node.prim in (p.INPUT, p.RESULT) or node in self.stored or (node in wanted and node not in open_to):
                 return True
-            if node in operands or self.products.home.get(node, product) is not product:  # made by the kernel of another product
+            home = self.products.home.get(node)
+            if node in operands or (home is not None and home is not product):  # made by the kernel of another product
+                return True
+            if product is not None and home is None and node in wanted:
                 return True
             if product is not None and (node.prim.kind in ("reduce", "scan") or node.prim in (p.GATHER, p.CHECK)):
                 self.store(node, "a matrix product does with each element what is done with it alone")

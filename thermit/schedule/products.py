@@ -6,7 +6,8 @@ What comes in: the values of a graph in order.  What goes out: `Products`.
 
 A product shares its kernel with its *epilogue*: the maps and reshapes above it that read it element by element, in order, together
 with values that are not made of it (x, x + bias, gelu).  What others read of an epilogue (y) goes to memory, and so does what a side is
-made of, up to views and casts: a product reads each element many times.
+made of, up to views and casts: a product reads each element many times.  What an epilogue reads beside its product is computed in
+place, unless it takes loops of its own (a norm).
 
 Invariant: an epilogue has one product, and no value is in two epilogues; so no kernel has two products, and none is computed twice.
 """
@@ -56,6 +57,7 @@ def find(
     for node, product in found.home.items():
         if any(found.home.get(r) is not product for r in readers.get(node, ())):
             found.stored.setdefault(node, "the end of what a matrix product does with each element")
+    found.stored.update(dict.fromkeys(_beside(order, found), "combined with a matrix product, and made in loops of its own"))
     return found
 
 
@@ -71,6 +73,16 @@ def _product_of(node: Node, home: Mapping[Node, Node], below: Mapping[Node, int]
     return None
 
 
+def _beside(order: Sequence[Node], found: Products) -> list[Node]:
+    """What epilogues read that is made of reductions or of places that are data."""
+    loops: dict[Node, bool] = {}
+    for node in order:
+        own = node.prim.kind in ("reduce", "scan") or node.prim in (p.GATHER, p.CHECK)
+        loops[node] = node not in found.home and node not in found.stored and (own or any(loops[a] for a in node.args))
+    sides = {_seen(a) for node, product in found.home.items() if node is not product for a in node.args if found.home.get(a) is not product}
+    return [node for node in order if node in sides and loops[node]]
+
+
 def _keeps_columns(shape: Shape, columns: int) -> bool:
     """Whether the last axes of a shape are those of a row."""
     size = 1
@@ -81,10 +93,15 @@ def _keeps_columns(shape: Shape, columns: int) -> bool:
     return size == columns
 
 
+def _seen(node: Node) -> Node:
+    """What stands below views and casts."""
+    while node.prim in _SEEN_THROUGH and (node.prim is not p.PAD or node.args[1].prim is p.CONST):
+        node = node.args[0]
+    return node
+
+
 def _operands(product: Node) -> Iterator[Node]:
-    """What the sides are made of, below views and casts."""
-    for side in product.args:
-        while side.prim in _SEEN_THROUGH and (side.prim is not p.PAD or side.args[1].prim is p.CONST):
-            side = side.args[0]
+    """What the sides are made of."""
+    for side in map(_seen, product.args):
         if side.prim not in (p.INPUT, p.RESULT, p.CONST, p.IOTA):
             yield side
