@@ -102,6 +102,7 @@ class Windows(Packing):
         self.cuts, self.steps, self.taps = cuts, (1, *cuts[:-1]), cuts[-1]
         right = _without_zeros(s.right)
         super().__init__(program, replace(s, right=right), target)
+        self.turns_right = False
         self.channel, self.tap = build.index("c"), tuple(build.index(f"t{n}") for n in range(len(cuts)))
         self.mask = INT32 if self.dtype.bits == 32 else INT64
         self.guard: Node | None = None
