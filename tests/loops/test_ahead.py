@@ -14,7 +14,7 @@ from thermit.ir import build as b
 from thermit.ir import interp
 from thermit.ir import prims as p
 from thermit.ir.node import Graph
-from thermit.ir.types import FLOAT32, Shape
+from thermit.ir.types import FLOAT32, FLOAT64, Shape
 from thermit.loops.ahead import LEAD_BYTES
 from thermit.loops.lower import lower
 from thermit.loops.nest import For, Load, LoopProgram, program_text
@@ -58,6 +58,17 @@ def test_a_long_row_is_fetched_by_a_loop_that_computes_much_block_by_block() -> 
     assert isinstance(most, For) and isinstance(blocks, For) and isinstance(blocks.body[0], For)
     assert not most.ahead and blocks.extent == 4 and len(blocks.body[0].ahead) == 1
     assert not any(ahead(tiled(normed((64, 8192)), host_target())))
+
+
+def test_a_row_read_once_by_a_loop_that_computes_a_little_is_fetched_a_little_ahead() -> None:
+    (x,) = inputs_of(((64, 2048), FLOAT32))
+    wide = b.sub(b.cast(x, FLOAT64), 1.5)
+    (loads,) = ahead(tiled(graph_of((x,), (b.reduce(p.SUM, b.mul(wide, wide), (1,)),)), host_target()))
+    assert len(loads) == 1 and loads[0].memory == "in0"
+    (y,) = inputs_of(((64, 2048), FLOAT32))
+    half = b.slice_(y, (0, 0), (1, 1), (64, 1024))  # the next row is not what comes next in memory
+    wide = b.sub(b.cast(half, FLOAT64), 1.5)
+    assert not any(ahead(tiled(graph_of((y,), (b.reduce(p.SUM, b.mul(wide, wide), (1,)),)), host_target())))
 
 
 def test_rows_that_do_not_fit_beside_each_other_fetch_nothing() -> None:

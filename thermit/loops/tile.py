@@ -396,17 +396,17 @@ def tile(program: LoopProgram, target: HasRegisters) -> LoopProgram:
     weigher.best(weigher.top)
     top = _modes(weigher.top, False, {}, weigher.indices)
     made = _lengthen(replace(program, body=top.body, mode="vector" if top.mode == "vector" else "serial", width=top.width))
-    return fetched_ahead(made, target.l2_bytes, _computes_much)
+    return fetched_ahead(made, target.l2_bytes, _cycles_of_body)
 
 
-def _computes_much(loop: For) -> bool:
-    """Whether a body computes enough for memory to work meanwhile."""
+def _cycles_of_body(loop: For) -> float:
+    """What one register of float32 elements takes to compute, roughly, accumulators included."""
     varying, cycles = {loop.index}, 0.0
     for node in toposort(exprs_of(loop.body) + [a.value for a in loop.accs]):
         if not varying.isdisjoint(node.args):
             varying.add(node)
-            cycles += operation_cost(node) if node.dtype is not INT64 else 0.0
-    return cycles >= HEAVY
+            cycles += operation_cost(node) * max(node.dtype.bits / FLOAT32.bits, 1.0) if node.dtype is not INT64 else 0.0
+    return cycles
 
 
 def cost(program: LoopProgram) -> tuple[float, bool]:
