@@ -10,7 +10,9 @@ import torch.nn.functional as F
 
 import thermit
 from thermit import compiler
+from thermit.codegen.target import Target
 from thermit.compiler import Compilation
+from thermit.loops.nest import LoopProgram
 
 FUNCTIONS = {
     "map": (lambda x: torch.where(x < 0, x * x + 1, x.abs() / 2), ((1000,), (1024,), (4099,), (300_001,), (64,))),
@@ -65,7 +67,12 @@ def test_checks_are_not_shared_with_other_bounds() -> None:
 def test_equal_layers_are_tiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tiled: list[str] = []
     plain = compiler.tile
-    monkeypatch.setattr(compiler, "tile", lambda program, target: tiled.append(program.name) or plain(program, target))
+
+    def counting(program: LoopProgram, target: Target) -> LoopProgram:
+        tiled.append(program.name)
+        return plain(program, target)
+
+    monkeypatch.setattr(compiler, "tile", counting)
 
     def layers(x: torch.Tensor) -> torch.Tensor:
         for _ in range(5):
@@ -75,3 +82,14 @@ def test_equal_layers_are_tiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = compiled(layers, torch.randn(400, 100))
     assert len(found.codes) >= 5 and len(tiled) <= 4
     assert all(program.name == name for name, program in found.loops.items())
+
+
+def test_what_computes_much_does_not_go_around_the_cache() -> None:
+    """So a large result whose size is a multiple of the width shares its code with one whose size is not."""
+
+    def much(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(torch.sin(x)) * torch.sigmoid(x)
+
+    even, odd, light = (compiled(f, torch.empty(n)) for f, n in ((much, 4 << 20), (much, (4 << 20) + 3), (torch.neg, 4 << 20)))
+    assert [code.module for code in even.codes.values()] == [code.module for code in odd.codes.values()]
+    assert [all("nontemporal" in code.module.text for code in c.codes.values()) for c in (even, light)] == [False, True]
