@@ -49,6 +49,13 @@ def laid_out() -> Graph:
     return Graph((x, w), ((1, 2, 6, 36), (1, 3, 15)), (Output(y, (1, 2, 6, 36)), Output(b.reshape(y, (6, 6, 7)), (42, 1, 6))))
 
 
+def turned() -> Graph:
+    """Rows and heads apart, heads first, as they lie."""
+    x, w = inputs_of(((12, 5), F), ((5, 6), F))
+    y = b.exp(b.contract(x, w))
+    return Graph((x, w), ((5, 1), (6, 1)), (Output(b.permute(b.reshape(y, (3, 4, 2, 3)), (0, 2, 1, 3)), (24, 3, 6, 1)), Output(y, (6, 1))))
+
+
 GRAPHS: dict[str, Graph] = {
     "alone": one(b.contract, (7, 5), (5, 9)),
     "float64": one(b.contract, (7, 5), (5, 9), dtype=D),
@@ -60,6 +67,7 @@ GRAPHS: dict[str, Graph] = {
     "numbers": one(lambda x: b.contract(b.cast(b.iota((7, 5), 1), F), b.add(x, 1.0)), (5, 9)),
     "updated": updated(),
     "laid out": laid_out(),
+    "turned": turned(),
 }
 
 

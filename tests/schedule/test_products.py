@@ -115,6 +115,17 @@ def test_a_call_reads_the_end_of_an_epilogue() -> None:
     assert [len(products(k)) for k in kernels(schedule)] == [1, 0]
 
 
+def test_heads_for_a_call_are_written_by_the_product() -> None:
+    """With the strides of eager's view they lie as the product's rows do; in another order they are copied."""
+
+    def attention(x: Node, w: Node, c: Node, strides: Shape) -> Node:
+        return call_on(b.permute(b.reshape(biased(x, w, c), (2, 32, 6, 8)), (0, 2, 1, 3)), strides=strides)
+
+    for strides, count in (((1536, 8, 48, 1), 1), ((1536, 256, 8, 1), 2)):
+        steps = kernels(fuse(one(lambda x, w, c: b.add(attention(x, w, c, strides), 1.0), X, W, C)))  # noqa: B023
+        assert len(steps) == count + 1 and steps[count - 1].stores[0].strides == strides
+
+
 def test_an_input_updated_by_a_product_of_itself_is_written_at_the_end() -> None:
     """Other rows are still read."""
     x, w = inputs_of(((16, 16), F), ((16, 16), F))

@@ -2,8 +2,9 @@
 
 float32 and float64 only: integers, half types and complex are left to PyTorch.  A product whose result has one row or one column reads
 each element of its larger side once, so it is bound by memory: it becomes a sum of elementwise products, which streams that side
-in the order in which it lies.  What is added, scaled or applied afterwards is elementwise, and fused behind the product.  addbmm has no row: eager rounds after each batch, and where batches cancel even the
-true value is too far from that.
+in the order in which it lies.  What is added, scaled or applied afterwards is elementwise, and fused behind the product.
+
+addbmm has no row: eager rounds after each batch, and where batches cancel even the true value is too far from that.
 """
 
 from __future__ import annotations

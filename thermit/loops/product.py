@@ -9,7 +9,7 @@ batch whose body is one `Product`; `plain` writes it out, for products that are 
         out[row * 768 + column] = gelu(sum + b[column])
 
 The product is pulled like any value (see pull.py): at (batch, row, column) it is the local that holds the sum; its sides are pulled at
-(batch, row, k) and (batch, k, column).  A store of another shape is a reshape of the product's: its index is the product's, reshaped.
+(batch, row, k) and (batch, k, column).  A store of another shape is a view of the product's: its index is the product's, seen through that.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import TensorType
-from thermit.loops.index import ZERO
+from thermit.loops.index import ZERO, Indices
 from thermit.loops.layout import Layout
 from thermit.loops.nest import Acc, For, LoopProgram, Product, Span
-from thermit.loops.pull import Pull, Scope
+from thermit.loops.pull import Index, Pull, Scope
 from thermit.loops.rewrite import substitute
 from thermit.schedule.kernel import Kernel
 
@@ -55,11 +55,29 @@ def lower_product(kernel: Kernel, node: Node) -> LoopProgram:
     pull.active = [top, row, column]
     pull.scope_at((*at, i, j), None).memo[node, (*at, i, j), None] = local
     for k, s in enumerate(kernel.stores):
-        pull.store(k, s, pull.indices.reshape((*at, i, j), node.shape, s.node.shape), column)
+        pull.store(k, s, _seen_from(s.node, node, (*at, i, j), pull.indices), column)
     body = column.body()
     assert not (row.items or top.items or depth.items), f"{kernel.name} is not made of its product element by element"
     statement = Product(_span(row), _span(column), _span(depth), one, other, local, body)
     return LoopProgram(kernel.name, tuple(pull.memories), top.variable, math.prod(batch), (statement,))
+
+
+def _seen_from(top: Node, product: Node, index: Index, indices: Indices) -> Index:
+    """The index in a value made of a product, element by element, of what stands at `index` in the product."""
+    order = toposort([top])
+    above = {product}
+    for node in order:
+        above |= {node} if any(a in above for a in node.args) else set()
+    views, node = [], top
+    while node is not product:
+        views += [node] if node.prim.kind == "view" else []
+        node = next(a for a in node.args if a in above)
+    shape = product.shape
+    for view in reversed(views):
+        if view.prim is p.PERMUTE:
+            index = indices.reshape(index, shape, view.args[0].shape)
+            index, shape = tuple(index[a] for a in view.attrs.order), view.shape
+    return indices.reshape(index, shape, top.shape)
 
 
 def _span(scope: Scope) -> Span:

@@ -52,7 +52,7 @@ class Fusion:
             for arg in node.args:
                 self.below[node] |= self.below[arg]
         self.want()
-        self.products = find(self.order, self.readers, self.below, self.bit, {r.node for r in self.roots})
+        self.products = find(self.order, self.readers, self.below, self.bit, {r.node: r.strides for r in self.roots})
         for node, reason in self.products.stored.items():
             self.want_shared(node, reason)
 

@@ -14,12 +14,13 @@ Invariant: an epilogue has one product, and no value is in two epilogues; so no 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 
 from thermit.ir import prims as p
 from thermit.ir.node import Node
-from thermit.ir.types import Shape
+from thermit.ir.types import Shape, contiguous_strides, reshape_blocks
 from thermit.records import dataclass
 
 _SEEN_THROUGH = (p.RESHAPE, p.PERMUTE, p.EXPAND, p.SLICE, p.STRIDED, p.PAD, p.WINDOW, p.CAST)
@@ -36,9 +37,9 @@ class Products:
 
 
 def find(
-    order: Sequence[Node], readers: Mapping[Node, Sequence[Node]], below: Mapping[Node, int], bit: Mapping[Node, int], roots: set[Node]
+    order: Sequence[Node], readers: Mapping[Node, Sequence[Node]], below: Mapping[Node, int], bit: Mapping[Node, int], roots: Mapping[Node, Shape]
 ) -> Products:
-    """The products of a graph; `below`: what each value is made of, as bits."""
+    """The products of a graph; `below`: what each value is made of, as bits; `roots`: strides of what goes to memory anyhow."""
     found = Products()
     products = [node for node in order if node.prim is p.CONTRACT]
     if not products:
@@ -51,6 +52,8 @@ def find(
         home = found.home.get(node)
         if node.prim is p.RESHAPE and home is not None and node not in roots and all(found.home.get(r) is not home for r in readers.get(node, ())):
             del found.home[node]
+    for node, strides in roots.items():
+        _settle(node, strides, found.home, readers)
     for product in products:
         found.operands[product] = set(_operands(product))
         found.stored.update(dict.fromkeys(found.operands[product], "a matrix product reads it many times"))
@@ -71,6 +74,37 @@ def _product_of(node: Node, home: Mapping[Node, Node], below: Mapping[Node, int]
         if apart and _keeps_columns(node.shape, product.shape[-1]):
             return product
     return None
+
+
+def _settle(node: Node, strides: Shape, home: dict[Node, Node], readers: Mapping[Node, Sequence[Node]]) -> None:
+    """A value that is to lie in memory as its product does, but is seen with other axes (heads before rows), is stored by the product."""
+    views: list[Node] = []
+    laid: Shape | None = strides
+    while node not in home and node.prim in (p.RESHAPE, p.PERMUTE) and (not views or len(readers.get(node, ())) == 1) and laid is not None:
+        views.append(node)
+        laid = _strides_below(node, laid)
+        node = node.args[0]
+    dense = contiguous_strides(node.shape)
+    if views and node in home and laid is not None and all(n == 1 or a == b for a, b, n in zip(laid, dense, node.shape, strict=True)):
+        home.update(dict.fromkeys(views, home[node]))
+
+
+def _strides_below(view: Node, strides: Shape) -> Shape | None:
+    """The strides of what a reshape or permute sees, when it is laid out with these; None if it has none."""
+    inner = [0] * view.args[0].type.ndim
+    if view.prim is p.PERMUTE:
+        for k, axis in enumerate(view.attrs.order):
+            inner[axis] = strides[k]
+        return tuple(inner)
+    for outer, own in reshape_blocks(view.shape, view.args[0].shape):
+        axes = [a for a in outer if view.shape[a] != 1]
+        if any(strides[a] != strides[b] * view.shape[b] for a, b in itertools.pairwise(axes)):
+            return None
+        step = strides[axes[-1]] if axes else 1
+        for k in reversed(own):
+            inner[k] = step
+            step *= view.args[0].shape[k]
+    return tuple(inner)
 
 
 def _beside(order: Sequence[Node], found: Products) -> list[Node]:
