@@ -70,6 +70,50 @@ class Doubling(nn.Linear):
         return super().forward(x) * 2
 
 
+def patched(change: Callable[[Any], Any]) -> Callable[[], Fault]:
+    """A module whose child has a forward of its own when it is traced."""
+
+    def build() -> Fault:
+        module = Scaled().requires_grad_(False)
+        module.lin.forward = lambda x: x * 2
+        return module, (vector(),), lambda: change(module)
+
+    return build
+
+
+class Computed(nn.Module):
+    forward = lambda self, x: x * self.gain  # noqa: E731
+
+    @property
+    def gain(self) -> float:
+        return 2.0
+
+
+class Doubled(Computed):
+    gain = 4.0
+
+
+FAULTS |= {
+    "module: patched forward patched again": patched(lambda m: setattr(m.lin, "forward", lambda x: x * 3)),
+    "module: patched forward removed": patched(lambda m: delattr(m.lin, "forward")),
+    "module: hook beside a patched forward": patched(lambda m: m.lin.register_forward_hook(lambda m, i, o: o + 1)),
+    "module: class changed beside a patched forward": patched(lambda m: setattr(m.lin, "__class__", Doubling)),
+}
+
+
+@fault
+def forward_of_another_name() -> Fault:
+    before = Computed.forward
+    HANDLES.append(type("Handle", (), {"remove": lambda self: setattr(Computed, "forward", before)})())
+    return Computed(), (vector(),), lambda: setattr(Computed, "forward", lambda self, x: x + 1)
+
+
+@fault
+def class_whose_attribute_is_a_property() -> Fault:
+    module = Computed()
+    return module, (vector(),), lambda: setattr(module, "__class__", Doubled)
+
+
 @fault
 def training_flag() -> Fault:
     module = nn.Sequential(nn.Dropout(0.5), nn.ReLU())

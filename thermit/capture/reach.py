@@ -145,6 +145,7 @@ class Reach(Known):
             raw = in_class(kind, name) if kind is not ModuleType else None
             if raw is not None and isinstance(raw, property):
                 children[name] = self.reach(Attr(Held(kind, kind.__qualname__), name), raw)
+                self.classed(value, set())
             elif name in table:
                 if not flattened:
                     described = raw is not None and hasattr(type(raw), "__get__")  # reading it by name might compute it anew
@@ -207,7 +208,20 @@ class Reach(Known):
                 children[name] = self.reach(Class(kind, name), raw)
         return [c for name in attributes if (found := children.get(name)) for c in found]
 
-    def module_hooks(self, module: torch.nn.Module) -> None:
+    def module_call(self, module: torch.nn.Module) -> None:
+        """Guards what PyTorch looks at when a module is called: its hooks, and where its `forward` comes from."""
+        self._module_hooks(module)
+        kind, own = type(module), vars(module).get("forward")
+        if own is not None:
+            self.reach(Item(Attr(self.home(module), "__dict__"), "forward"), own)
+            self.classed(module, set())
+            return
+        self.classed(module, {"forward"})
+        forward = in_class(kind, "forward")
+        if class_origin(kind) is USER and isinstance(forward, FunctionType):
+            self.reach(Attr(Held(kind, kind.__qualname__), "forward"), forward)
+
+    def _module_hooks(self, module: torch.nn.Module) -> None:
         place = Held(module, str(self.known[id(module)][1]) if id(module) in self.known else type(module).__name__)
         if Attr(place, _HOOKS[0]) in self.reached:
             return

@@ -27,6 +27,7 @@ from thermit.runtime.library import Runtime, runtime
 from thermit.runtime.native.calling import ENTRY_WORDS, FORMS, VARIANT_WORDS
 from thermit.runtime.program import Program, Stopped
 from thermit.runtime.results import seen
+from thermit.runtime.shorten import WORTH, Shortened
 
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
 Form = Literal["none", "one", "tuple", "list"]
@@ -151,8 +152,13 @@ class Entry:
             runner = _runner(v)
             words["RUNNER"] = id(runner)
             self._keep.append(runner)
+        shortened = Shortened(native.abi, v, table, plan.updates, self._words) if table.count >= WORTH else None
+        words["SHORTEN"] = table.object(shortened) if shortened is not None else 0
         self._keep += [table, keywords, v]
-        return table.add(list(words.values()))
+        address = table.add(list(words.values()))
+        if shortened is not None:
+            shortened.variant = address
+        return address
 
 
 def _number(r: Return) -> int:

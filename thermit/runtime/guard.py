@@ -20,13 +20,17 @@ from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guar
 from thermit.runtime.native.guards import OPERATIONS
 from thermit.runtime.tables import Tables
 from thermit.runtime.torch_abi import SCALAR_TYPES, Abi
+from thermit.runtime.unchanged import Unchanged
 
 _EQUAL_TYPES = (int, str, bytes)
 _SIZED = (list, tuple, dict, OrderedDict)  # their word after the header is how many elements they have
 
 
 class GuardTable(Tables):
-    """The instructions of a variant; tensors become the inputs 0, 1, ... of the program, in the given order; `updates` are written."""
+    """The instructions of a variant; tensors become the inputs 0, 1, ... of the program, in the given order; `updates` are written.
+
+    `unchanged`: what its words vouch for needs no instruction (then the words are looked at first).
+    """
 
     def __init__(
         self,
@@ -36,8 +40,10 @@ class GuardTable(Tables):
         tensors: Sequence[tuple[Source, TensorSpec]],
         guards: Sequence[Guard],
         updates: Sequence[int] = (),
+        unchanged: Unchanged | None = None,
     ) -> None:
         super().__init__()
+        self._unchanged = unchanged
         self._abi, self._positional, self._keywords = abi, positional, list(keywords)
         self._places: dict[Any, int] = {}
         self._list: list[list[int]] = []
@@ -52,7 +58,7 @@ class GuardTable(Tables):
             self._emit("TENSOR", self._place(tensors[number][0]), self.specs[number], number)
         self.direct = len(tensors) if all(isinstance(s, Arg) and spec.group < 0 for s, spec in tensors) else 0
         for guard in guards:
-            if not self._guard(guard):
+            if not (unchanged is not None and unchanged.holds(guard)) and not self._guard(guard):
                 self.rest.append(guard)
         if self.rest:
             self._emit("PYTHON", 0, self.object(self._in_python()))
@@ -91,6 +97,8 @@ class GuardTable(Tables):
     def _fetch(self, source: Source) -> None:
         operands: tuple[Any, ...]
         match source:
+            case _ if self._unchanged is not None and self._unchanged.covers(source):
+                operands = ("HELD", 0, id(self._unchanged.value(source)))
             case Held(value=value):
                 operands = ("HELD", 0, self.object(value))
             case Cell(cell=cell):

@@ -3,16 +3,18 @@
     call(self, args, nargs, kwnames)   the METH_FASTCALL | METH_KEYWORDS function of every entry
 
 `self` is a Python object whose first slot is a bytes object with the entry's words (E_*); a table of variants is an array {count,
-addresses}, replaced as a whole and never changed.  What no variant takes goes to the slow path with the same arguments.
+addresses}, replaced as a whole and never changed; of a variant only V_WHOLE (calls since the short check last served) and V_SHORT are written.
+What no variant takes goes to the slow path with the same arguments.
 A call returns a new reference, or 0 with a Python error set.
 """
 
 from __future__ import annotations
 
-_ENTRY = ("TABLE", "SLOW", "HITS", "MISSES")
+_ENTRY = ("TABLE", "SLOW", "HITS", "MISSES", "RUNNING")
 _VARIANT = (
     "NARGS", "KEYWORDS", "AMBIENT", "INSTRUCTIONS", "COUNT", "SLOTS", "TENSORS", "SPECS", "DIRECT", "GROUPS", "UPDATES", "UPDATED",
     "PLAN", "OUTPUTS", "OUTPUT_TABLE", "RUNNER", "STOP", "RETURNS", "RETURN_TABLE", "FORM", "FINISH",
+    "SHORT", "WHOLE", "SHORTEN",
 )  # fmt: skip
 FORMS = ("none", "one", "tuple", "list", "finish")
 ENTRY_WORDS, VARIANT_WORDS = len(_ENTRY), _VARIANT
@@ -21,6 +23,7 @@ CONSTANTS = {
     **{f"V_{name}": 8 * k for k, name in enumerate(_VARIANT)},
     **{f"FORM_{name.upper()}": k for k, name in enumerate(FORMS)},
 }
+CONSTANTS["WHOLE_CALLS"] = 8  # so many calls pay for the way to a shorter check
 MISS, STOPPED, ERROR = 0, 1, 2  # what `try_variant` returns instead of an object
 CONSTANTS |= {"MISS": MISS, "STOPPED": STOPPED, "ERROR": ERROR}
 
@@ -86,6 +89,15 @@ def run_python(variant, tensors):
         return STOPPED
     return value
 
+def shorten(variant, args, nargs, kwnames):
+    """The last calls looked at every guard: Python looks for a shorter way (runtime/shorten.py)."""
+    done = vectorcall(i64[variant + V_SHORTEN], args, nargs, kwnames)
+    if done == 0:
+        error_clear()
+    else:
+        decref(done)
+    return 0
+
 def call(self, args, nargs, kwnames):
     words = i64[self + 16] + 32
     table = i64[words + E_TABLE]
@@ -93,7 +105,11 @@ def call(self, args, nargs, kwnames):
         for k in range(1, i64[table] + 1):
             variant = i64[table + 8 * k]
             if nargs == i64[variant + V_NARGS] and keywords_match(i64[variant + V_KEYWORDS], kwnames):
+                i64[words + E_RUNNING] += 1
                 result = try_variant(variant, args, nargs, kwnames)
+                if result > ERROR and i64[variant + V_WHOLE] >= WHOLE_CALLS and i64[variant + V_SHORTEN] != 0:
+                    shorten(variant, args, nargs, kwnames)
+                i64[words + E_RUNNING] -= 1
                 if result > ERROR:
                     i64[words + E_HITS] += 1
                     return result

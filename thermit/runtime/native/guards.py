@@ -217,10 +217,27 @@ def tensor_holds(tensor, spec, data):
         i64[data] = i64[i64[this + STORAGE] + DATA] + i64[this + OFFSET] * i64[spec + 40]
     return i64[data] & (i64[spec + 40] - 1) & 7 == 0
 
+def unchanged(pair, last):
+    """Whether each word is as it was: pairs of an address and what was there."""
+    while pair < last:
+        if i64[i64[pair]] != i64[pair + 8]:
+            return 0
+        pair += 16
+    return 1
+
 def check(variant, args, nargs, kwnames, slots, tensors, data):
     """1 if all facts hold.  Slots must be zero; tensors and their data are stored."""
-    instruction = i64[variant + V_INSTRUCTIONS]
-    last = instruction + 48 * i64[variant + V_COUNT]
+    short = i64[variant + V_SHORT]
+    if short != 0:
+        if unchanged(i64[short], i64[short + 8]):
+            i64[variant + V_WHOLE] = 0
+            return perform(variant, i64[short + 16], i64[short + 24], args, nargs, kwnames, slots, tensors, data)
+    i64[variant + V_WHOLE] += 1
+    return perform(variant, i64[variant + V_INSTRUCTIONS], i64[variant + V_COUNT], args, nargs, kwnames, slots, tensors, data)
+
+def perform(variant, instruction, count, args, nargs, kwnames, slots, tensors, data):
+    """1 if the facts of these instructions hold."""
+    last = instruction + 48 * count
     while instruction < last:
         operation = i64[instruction]
         if operation < OP_IS:
