@@ -17,14 +17,15 @@ question that no channel changes, so its answers are kept as masks.  Invariant: 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
-from thermit.ir.types import BOOL, FLOAT32, FLOAT64, INT32, INT64
+from thermit.ir.types import BOOL, INT32, INT64
 from thermit.loops.blocking import HasRegisters
-from thermit.loops.contraction import LEAST_WORK, MOST_UNROLLED, Packing, _is_updated
+from thermit.loops.contraction import MOST_UNROLLED, Packing, is_worth
 from thermit.loops.index import ZERO, Indices, number
 from thermit.loops.nest import For, LoopProgram, Memory, Product, Span, Stmt, Store
 from thermit.loops.rewrite import simplified
@@ -35,7 +36,7 @@ INSIDE = "inside"
 
 def convolved(program: LoopProgram, target: HasRegisters) -> LoopProgram | None:
     """The program with its product in blocks; None where the right side is not made of windows or not worth it."""
-    if len(program.body) != 1 or not isinstance(s := program.body[0], Product) or not _is_worth(program, s):
+    if len(program.body) != 1 or not isinstance(s := program.body[0], Product) or not is_worth(program, s):
         return None
     cuts = _cuts(s.right, s.depth.index, s.depth.extent)
     for whole in dict.fromkeys((cuts[-1], s.depth.extent)) if cuts else ():
@@ -44,12 +45,6 @@ def convolved(program: LoopProgram, target: HasRegisters) -> LoopProgram | None:
             if made.is_possible:
                 return made.program()
     return None
-
-
-def _is_worth(program: LoopProgram, s: Product) -> bool:
-    m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
-    same = s.left.dtype is s.right.dtype is s.local.dtype
-    return same and s.local.dtype in (FLOAT32, FLOAT64) and m * n * k >= LEAST_WORK and m != 1 and not _is_updated(program, s)
 
 
 def _cuts(root: Node, index: Node, extent: int) -> list[int]:
@@ -100,7 +95,7 @@ class Windows(Packing):
 
     def __init__(self, program: LoopProgram, s: Product, target: HasRegisters, cuts: tuple[int, ...]) -> None:
         self.cuts, self.steps, self.taps = cuts, (1, *cuts[:-1]), cuts[-1]
-        right = _without_zeros(s.right)
+        right = without_zeros(s.right)
         super().__init__(program, replace(s, right=right), target)
         self.turns_right = False
         self.channel, self.tap = build.index("c"), tuple(build.index(f"t{n}") for n in range(len(cuts)))
@@ -135,7 +130,7 @@ class Windows(Packing):
         if self.guard is None:
             return True
         asked = set(toposort([self.guard]))
-        self.width = _width(asked, s.columns)
+        self.width = first_division([self.guard], s.columns)
         self.rows_of_masks = min(-(-self.blocks.columns // self.width) + 1, -(-s.columns.extent // self.width))
         return not asked & {self.channel, self.origin.index} and not any(n.prim in (p.LOAD, p.LOCAL) for n in asked)
 
@@ -224,7 +219,7 @@ class Windows(Packing):
         return self.indices.linear([(k // self.taps, atom) for atom, k in terms.items()], const // self.taps)
 
 
-def _without_zeros(right: Node) -> Node:
+def without_zeros(right: Node) -> Node:
     """A load that is 0 where its guard does not hold, for a choice between it and 0."""
     if right.prim is not p.WHERE:
         return right
@@ -233,7 +228,7 @@ def _without_zeros(right: Node) -> Node:
     return load if load.prim is p.LOAD and load.args[1:] == (inside,) and is_zero else right
 
 
-def _width(asked: set[Node], columns: Span) -> int:
+def first_division(roots: Sequence[Node], columns: Span) -> int:
     """Columns to a row of the result: what the column is divided by first."""
-    divided = (n for n in asked if n.prim in (p.DIV, p.REM) and n.args[0] is columns.index and n.args[1].prim is p.CONST)
-    return min((int(n.args[1].attrs.value) for n in divided), default=columns.extent)
+    nodes = (n for n in toposort(roots) if n.prim in (p.DIV, p.REM) and n.args[0] is columns.index and n.args[1].prim is p.CONST)
+    return min((int(n.args[1].attrs.value) for n in nodes), default=columns.extent)
