@@ -7,6 +7,7 @@ kernel; blocks are many enough for some cores and large enough that copying is l
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from thermit.loops.nest import Product
@@ -18,13 +19,13 @@ LATENCY = 4.0  # cycles of a multiply-add
 STREAM = 0.1  # cycles of a vector of a panel, which comes from L2
 TILE_CYCLES = 12.0  # to begin and end the loop of a tile
 TASK_CYCLES = 400.0  # to begin a task, with the first lines of its operands
-COPY = 1.0  # cycles a register of the right side, read along its columns ...
-TURN = 3.0  # ... or turned in registers
-READ = 1.0  # ... of the left side, read where it lies, from beyond L2
-LINE = 2.5  # ... or copied first
+COPY = 5.0  # cycles a register of the right side, read along its columns, what it pushes out of the cache counted ...
+TURN = 6.0  # ... or turned in registers
+READ = 3.0  # ... of the left side, read where it lies, from beyond L2
+LINE = 6.0  # ... or copied first
 CORES = 8  # blocks are many enough to keep so many busy, if there are so many
 CORE_CYCLES = 100_000.0  # of work that is worth a second core
-GROUPS = 4  # of neighbouring rows that are copied at once: cache lines of one page
+GROUP = 48  # rows of the left side that are copied at once, about
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024)
 
 
@@ -44,7 +45,7 @@ class HasRegisters(Protocol):
 class Blocking:
     """`tile_rows` x `tile_columns` sums in registers; blocks of `rows` x `columns` (multiples of these, or all there are) x `depth`.
     `last`: rows of the tiles that take what is left of the rows; all others have `tile_rows`.
-    Rows of the left side that are copied stand in groups of `group`, `groups` of which are copied at once."""
+    Rows of the left side that are copied are so in groups of `group`."""
 
     tile_rows: int
     tile_columns: int
@@ -53,25 +54,24 @@ class Blocking:
     depth: int
     last: tuple[int, ...]
     group: int
-    groups: int
 
 
-def blocking(s: Product, batch: int, target: HasRegisters, reads_left: bool, left_by_rows: bool, turns_right: bool) -> Blocking:
+def blocking(s: Product, batch: int, target: HasRegisters, reads_left: bool, turns_right: bool) -> Blocking:
     """The cheapest blocks of those that are tried."""
     m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
     bits = s.local.dtype.bits
     lanes = target.lanes(bits)
-    rows, vectors = min(_shapes(target, left_by_rows), key=lambda shape: _cycles(m, n, lanes, *shape))
+    rows, vectors = min(_shapes(target), key=lambda shape: _cycles(m, n, lanes, *shape))
     width = vectors * lanes
-    depth = _up(-(-k // -(-k // DEPTH)), lanes)
-    group = 2 * lanes if left_by_rows else rows
-    groups = min(GROUPS, -(-m // group)) if left_by_rows else 1
-    most = ROWS_BYTES * 8 // bits - (0 if reads_left else group * groups * depth)
+    depth = _up(-(-k // -(-k // DEPTH)), 2 * lanes)
+    unit = rows if reads_left else math.lcm(rows, lanes)
+    group = min(max(GROUP // unit, 1) * unit, _up(m, unit))
+    most = ROWS_BYTES * 8 // bits - (0 if reads_left else group * depth)
     work = batch * _cycles(m, n, lanes, rows, vectors) * k
     cores = max(1, min(CORES, int(work / CORE_CYCLES)))
     best: tuple[float, int, int] | None = None
     for columns in dict.fromkeys(_up(-(-n // parts), width) for parts in PARTS):
-        for block_rows in dict.fromkeys(_up(-(-m // parts), group) for parts in PARTS):
+        for block_rows in dict.fromkeys(_up(-(-m // parts), unit) for parts in PARTS):
             if columns * (block_rows + depth) > most:
                 continue
             tasks = batch * -(-m // block_rows) * -(-n // columns)
@@ -83,26 +83,26 @@ def blocking(s: Product, batch: int, target: HasRegisters, reads_left: bool, lef
                 best = cost, block_rows, columns
     assert best is not None, "the smallest block fits"
     last_rows = m - (-(-m // best[1]) - 1) * best[1]
-    return Blocking(rows, width, best[1], best[2], depth, _last(last_rows, rows, vectors, left_by_rows), group, groups)
+    return Blocking(rows, width, best[1], best[2], depth, _last(last_rows, rows, vectors) if reads_left else (), group)
 
 
 def _up(x: int, unit: int) -> int:
     return -(-x // unit) * unit
 
 
-def _shapes(target: HasRegisters, left_by_rows: bool) -> list[tuple[int, int]]:
+def _shapes(target: HasRegisters) -> list[tuple[int, int]]:
     """Rows and vectors of tiles whose sums, one row of vectors and one element stand in registers."""
     shapes = []
     for vectors in (1, 2, 3, 4):
         most = (target.vector_registers - 1 - vectors) // vectors
-        shapes += [(rows, vectors) for rows in range(1, most + 1) if not left_by_rows or rows in (1, 2, 4, 8)]
+        shapes += [(rows, vectors) for rows in range(1, most + 1)]
     return shapes
 
 
-def _last(m: int, rows: int, vectors: int, left_by_rows: bool) -> tuple[int, ...]:
+def _last(m: int, rows: int, vectors: int) -> tuple[int, ...]:
     """Of m rows what tiles of `rows` leave over: as one tile, or, with one more tile's rows, as two of about a size."""
     rest = m % rows
-    if rest == 0 or left_by_rows or m < rows:
+    if rest == 0 or m < rows:
         return (rest,) if rest else ()
     both = rows + rest
     halves = (both - both // 2, both // 2)
@@ -119,6 +119,6 @@ def _tile(rows: int, vectors: int) -> float:
 def _cycles(m: int, n: int, lanes: int, rows: int, vectors: int) -> float:
     """Of one step of the depth, for all tiles of m x n."""
     panels, rest = divmod(-(-n // lanes), vectors)
-    last = _last(m, rows, vectors, False)
+    last = _last(m, rows, vectors)
     tiles = (m - sum(last)) // rows
     return sum(count * (panels * _tile(r, vectors) + _tile(r, rest)) for count, r in ((tiles, rows), *((1, r) for r in last)))

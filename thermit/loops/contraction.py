@@ -30,6 +30,7 @@ from thermit.loops.index import ZERO, Indices, number
 from thermit.loops.nest import For, Load, LoopProgram, Memory, Product, Span, Stmt, Store, Tile
 from thermit.loops.rewrite import replaced, substitute
 
+TURNED = 2  # vectors of a column that are turned at once
 MOST_UNROLLED = 8  # panels of a row that is copied
 LEAST_WORK = 4096  # multiply-adds; fewer are not worth a copy
 
@@ -45,10 +46,10 @@ def is_worth(program: LoopProgram, s: Product) -> bool:
     """Whether a product may be taken apart, and is large enough."""
     m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
     types = {s.left.dtype, s.right.dtype, s.local.dtype}
-    return len(types) == 1 and s.local.dtype in (FLOAT32, FLOAT64) and m * n * k >= LEAST_WORK and m != 1 and not is_updated(program, s)
+    return len(types) == 1 and s.local.dtype in (FLOAT32, FLOAT64) and m * n * k >= LEAST_WORK and m != 1 and not _is_updated(program, s)
 
 
-def is_updated(program: LoopProgram, s: Product) -> bool:
+def _is_updated(program: LoopProgram, s: Product) -> bool:
     """Whether what the body stores may be read by another task."""
     written = {t.memory for t in s.body if isinstance(t, Store)}
     read = {node.attrs.name for node in toposort([s.left, s.right]) if node.prim is p.LOAD}
@@ -69,7 +70,7 @@ class Packing:
         self.reads_left = left == 1  # where it lies
         self.left_by_rows = not self.reads_left and self._step(s.left, s.rows) == 1  # neighbours are rows
         self.turns_right = right == 1 and self._step(s.right, s.columns) != 1
-        self.blocks: Blocking = blocking(s, program.extent, target, self.reads_left, self.left_by_rows, self.turns_right)
+        self.blocks: Blocking = blocking(s, program.extent, target, self.reads_left, self.turns_right)
         self._place_task()
 
     def _step(self, side: Node, span: Span) -> int | None:
@@ -119,7 +120,7 @@ class Packing:
         b, d = self.blocks, self.dtype
         memories = [Memory("tile", d, "row", b.rows * b.columns), Memory("panel", d, "row", b.depth * b.columns)]
         if not self.reads_left:
-            memories.append(Memory("lines", d, "row", b.group * b.groups * b.depth))
+            memories.append(Memory("lines", d, "row", b.group * b.depth))
         k = self.s.depth.extent
         count = -(-k // b.depth)
         self.adds = count > 1
@@ -157,15 +158,13 @@ class Packing:
         """What adds up the terms from `first` on."""
         self.first, self.size = first, size
         b = self.blocks
-        body = list(self._panels())
-        if self.left_by_rows:
-            body += self._groups()
-        else:
-            t, at = build.index("ti"), self._whole(self.tiles, b.tile_rows)
-            if self.tiles != 0:
-                body.append(For(t, self.tiles, self._rows(self.indices.linear([(b.tile_rows, t)]), b.tile_rows)))
-            if b.last:
-                body += self._if_last(self._last_rows(at), self.row, self.row_blocks, "rr")
+        if not self.reads_left:
+            return (*self._panels(), self._chunks())
+        body, t, at = list(self._panels()), build.index("ti"), self._whole(self.tiles, b.tile_rows)
+        if self.tiles != 0:
+            body.append(For(t, self.tiles, self._rows(self.indices.linear([(b.tile_rows, t)]), b.tile_rows)))
+        if b.last:
+            body += self._if_last(self._last_rows(at), self.row, self.row_blocks, "rr")
         return tuple(body)
 
     def _last_rows(self, at: Node) -> tuple[Stmt, ...]:
@@ -192,33 +191,35 @@ class Packing:
         return self.indices.linear(parts, c) if isinstance(c, int) else self.indices.linear([*parts, (1, c)])
 
     def _panels(self) -> tuple[Stmt, ...]:
-        b = self.blocks
+        """The right side in panels; the last one is filled up with zeros, to whole vectors."""
         made: list[Stmt] = []
-        one = build.index("p")
         if self.turns_right:
-            if self.panels != 0:
-                made.append(For(one, self.panels, self._turned(one, b.tile_columns)))
-            rest = self._turned(self._whole(self.panels, 1), self.rest_columns)
+            groups = self._count(self.s.columns.extent, self.blocks.columns, self.column, self.lanes)
+            one, rest = build.index("cg"), self.s.columns.extent % self.lanes
+            if groups != 0:
+                made.append(For(one, groups, self._turned(one, self.lanes)))
+            body = self._turned(self._whole(groups, 1), rest) if rest else ()
         else:
             if self.panels != 0:
-                k, c = build.index("pk"), build.index("pc")
-                stores = tuple(
-                    Store("panel", self._panel(one, k, self._plus(c, v)), self._right(k, self.indices.linear([(b.tile_columns, one), (1, c)], v)))
-                    for v in range(0, b.tile_columns, self.lanes)
-                )
-                lanes = For(c, self.lanes, stores, "vector", self.lanes)
-                is_few = isinstance(self.panels, int) and self.panels <= MOST_UNROLLED
-                made.append(For(k, self.size, (For(one, self.panels, (lanes,), "unroll" if is_few else "serial"),)))
-            rest = self._copied_rest(self._whole(self.panels, 1))
-        if self.rest_columns:
-            made += self._if_last(rest, self.column, self.column_blocks, "rp")
-        return tuple(made)
+                made.append(self._copied_panels())
+            body = self._copied_rest(self._whole(self.panels, 1)) if self.rest_columns else ()
+        return (*made, *self._if_last(body, self.column, self.column_blocks, "rp")) if body else tuple(made)
 
-    def _plus(self, c: Node, more: int) -> Node:
-        return self.indices.linear([(1, c)], more)
+    def _plus(self, x: Node, more: int) -> Node:
+        return self.indices.linear([(1, x)], more)
+
+    def _copied_panels(self) -> Stmt:
+        """Row by row of the right side, each through all panels."""
+        width, one, k, c = self.blocks.tile_columns, build.index("p"), build.index("pk"), build.index("pc")
+        stores = tuple(
+            Store("panel", self._panel(one, k, self._plus(c, v)), self._right(k, self.indices.linear([(width, one), (1, c)], v)))
+            for v in range(0, width, self.lanes)
+        )
+        vector = For(c, self.lanes, stores, "vector", self.lanes)
+        is_few = isinstance(self.panels, int) and self.panels <= MOST_UNROLLED
+        return For(k, self.size, (For(one, self.panels, (vector,), "unroll" if is_few else "serial"),))
 
     def _copied_rest(self, panel: Node) -> tuple[Stmt, ...]:
-        """The last panel, filled up with zeros."""
         k, c = build.index("rk"), build.index("rc")
         width = -(-self.rest_columns // self.lanes) * self.lanes
         column = self.indices.linear([(self.blocks.tile_columns, panel), (1, c)])
@@ -228,28 +229,43 @@ class Packing:
             body.insert(0, For(c, self.lanes, (zero,), "vector", self.lanes))
         return (For(k, self.size, tuple(body)),)
 
-    def _turned(self, panel: Node, columns: int) -> tuple[Stmt, ...]:
-        """A panel whose columns lie along the depth: as many columns as there are lanes are turned in registers at once."""
-        step, lane, rest = build.index("ks"), build.index("kl"), build.index("kr")
-        width = -(-columns // self.lanes) * self.lanes
+    def _turned(self, group: Node, columns: int) -> tuple[Stmt, ...]:
+        """As many columns as there are lanes, which lie along the depth: turned in registers, two vectors of a column at once (a cache line)."""
+        b, lanes = self.blocks, self.lanes
+        step, lane, more, rest = build.index("ks"), build.index("kl"), build.index("km"), build.index("kr")
+        vectors = b.tile_columns // lanes
+        panel, first = (ZERO, group) if b.columns == b.tile_columns else _split(group, vectors)
+        place, column = self.indices.linear([(lanes, first)]), self.indices.linear([(lanes, group)])
 
-        def stores(k: Node) -> tuple[Stmt, ...]:
-            first = self.indices.linear([(self.blocks.tile_columns, panel)])
-            values = [self._right(k, self._plus(first, c)) for c in range(columns)]
-            values += [build.const(0.0, self.dtype)] * (width - columns)
-            return tuple(Store("panel", self._panel(panel, k, c), value) for c, value in enumerate(values))
+        def stores(k: Node, c: int) -> Store:
+            value = self._right(k, self._plus(column, c)) if c < columns else build.const(0.0, self.dtype)
+            return Store("panel", self.indices.linear([(1, self._panel(panel, k, c)), (1, place)]), value)
 
-        whole = self.size // self.lanes if isinstance(self.size, int) else _div(self.size, self.lanes)
+        def vector(first: Node, count: int) -> Stmt:
+            at = self.indices.linear([(1, first), (1, lane)])
+            return For(lane, lanes, tuple(stores(self._plus(at, v * lanes), c) for v in range(count) for c in range(lanes)), "vector", lanes)
+
+        whole = self._part(self.size, TURNED * lanes)
         made: list[Stmt] = []
         if whole != 0:
-            vector = For(lane, self.lanes, stores(self.indices.linear([(self.lanes, step), (1, lane)])), "vector", self.lanes)
-            made.append(For(step, whole, (vector,)))
-        if self.s.depth.extent % self.lanes:
-            start = self._whole(whole, self.lanes)
-            left = self.indices.linear([(1, _node(self.size)), (-1, start)])
-            extent = left.attrs.value if left.prim is p.CONST else build.minimum(left, self.lanes)
-            made.append(For(rest, extent, stores(self.indices.linear([(1, start), (1, rest)]))))
+            made.append(For(step, whole, (vector(self.indices.linear([(TURNED * lanes, step)]), TURNED),)))
+        k = self.s.depth.extent
+        start = self._whole(whole, TURNED * lanes)
+        if k % (TURNED * lanes) >= lanes:
+            made.append(For(more, self._left_over(start, lanes, TURNED - 1), (vector(self.indices.linear([(1, start), (lanes, more)]), 1),)))
+        if k % lanes:
+            start = self._whole(self._part(self.size, lanes), lanes)
+            at = self.indices.linear([(1, start), (1, rest)])
+            made.append(For(rest, self._left_over(start, 1, lanes - 1), tuple(stores(at, c) for c in range(lanes))))
         return tuple(made)
+
+    def _part(self, size: int | Node, unit: int) -> int | Node:
+        return size // unit if isinstance(size, int) else _div(size, unit)
+
+    def _left_over(self, start: Node, unit: int, most: int) -> int | Node:
+        """How many units of the depth there are from `start` on, at most `most`."""
+        left = self.indices.linear([(1, _node(self.size)), (-1, start)])
+        return int(left.attrs.value) // unit if left.prim is p.CONST else build.minimum(_div(left, unit), most)
 
     # ------------------------------------------------------------------ the left side
     def _left(self, i: Node, k: Node) -> Node:
@@ -259,69 +275,74 @@ class Packing:
         return replaced(self.s.left, {self.s.rows.index: row, self.s.depth.index: depth, self.origin.index: self.batch})
 
     def _rows(self, at: Node, count: int) -> tuple[Stmt, ...]:
-        """`count` rows from row `at` of the block on, all columns."""
-        if self.reads_left:
-            k = build.index("k")
-            return self._tiles(at, k, tuple(self._left(self._plus(at, r), k) for r in range(count)))
-        return (self._lines(at, count), *self._tiles_of_lines(at, ZERO, ZERO, count))
-
-    def _groups(self) -> tuple[Stmt, ...]:
-        """Rows that are neighbours: some groups are copied at once, then come the tiles of each."""
-        b, m = self.blocks, self.s.rows.extent
-        chunk, g, k, made = build.index("lc"), build.index("lg"), build.index("lk"), list[Stmt]()
-        groups = self._count(m, b.rows, self.row, b.group)
-        if groups != 0:
-            first = self.indices.linear([(b.groups, chunk)])
-            count, chunks = self._pieces(groups, b.groups, first)
-            at = self.indices.linear([(b.group, first), (b.group, g)])
-            copied = self._copied(at, g, k, b.group)
-            is_few = isinstance(count, int) and count <= MOST_UNROLLED
-            copies = For(k, self.size, (For(g, count, (copied,), "unroll" if is_few else "serial"),))
-            made.append(For(chunk, chunks, (copies, For(g, count, self._group(at, g, b.group)))))
-        if m % b.group:
-            at = self._whole(groups, b.group)
-            rest = (For(k, self.size, (self._copied(at, ZERO, k, m % b.group),)), *self._group(at, ZERO, m % b.group))
-            made += self._if_last(rest, self.row, self.row_blocks, "rg")
-        return tuple(made)
-
-    def _pieces(self, count: int | Node, size: int, first: Node) -> tuple[int | Node, int | Node]:
-        """What is cut into pieces of `size`: how much there is from `first` on, at most a piece; how many pieces there are."""
-        if isinstance(count, int):
-            here = size if count % size == 0 else build.minimum(self.indices.linear([(-1, first)], count), size)
-            return here, -(-count // size)
-        here = build.minimum(self.indices.linear([(1, count), (-1, first)]), size)
-        return here, build.minimum(_div(self._plus(count, size - 1), size), -(-self.blocks.rows // self.blocks.group // size))
-
-    def _copied(self, at: Node, group: Node, k: Node, count: int) -> Stmt:
-        r = build.index("lr")
-        return For(r, count, (Store("lines", self._line(group, r, k), self._left(self.indices.linear([(1, at), (1, r)]), k)),))
-
-    def _group(self, at: Node, group: Node, count: int) -> tuple[Stmt, ...]:
-        """The tiles of some neighbouring rows."""
-        rows, r, made = self.blocks.tile_rows, build.index("tr"), list[Stmt]()
-        if count >= rows:
-            first = self.indices.linear([(rows, r)])
-            made.append(For(r, count // rows, self._tiles_of_lines(self.indices.linear([(1, at), (1, first)]), group, first, rows)))
-        if count % rows:
-            whole = count // rows * rows
-            made += self._tiles_of_lines(self._plus(at, whole), group, number(whole), count % rows)
-        return tuple(made)
-
-    def _line(self, group: Node, r: Node, k: Node) -> Node:
-        """Where an element of a copied row stands."""
-        b = self.blocks
-        step_r, step_k = (1, b.group) if self.left_by_rows else (b.depth, 1)
-        return self.indices.linear([(b.group * b.depth, group), (step_k, k), (step_r, r)])
-
-    def _lines(self, at: Node, count: int) -> Stmt:
-        r, k = build.index("lr"), build.index("lk")
-        store = Store("lines", self._line(ZERO, r, k), self._left(self.indices.linear([(1, at), (1, r)]), k))
-        return For(r, count, (For(k, self.size, (store,)),))
-
-    def _tiles_of_lines(self, at: Node, group: Node, first: Node, count: int) -> tuple[Stmt, ...]:
+        """The tiles of `count` rows from row `at` of the block on."""
         k = build.index("k")
-        lines = (build.load("lines", self.dtype, self._line(group, self._plus(first, r), k)) for r in range(count))
-        return self._tiles(at, k, tuple(lines))
+        return self._tiles(at, k, tuple(self._left(self._plus(at, r), k) for r in range(count)))
+
+    def _chunks(self) -> Stmt:
+        """Rows are copied, as many as stay near; then come their tiles."""
+        b, chunk, t = self.blocks, build.index("lc"), build.index("lt")
+        first = self.indices.linear([(b.group, chunk)])
+        if isinstance(self.row_count, int):
+            chunks: int | Node = -(-self.row_count // b.group)
+            count = build.minimum(self.indices.linear([(-1, first)], self.row_count), b.group) if self.row_count % b.group else b.group
+        else:
+            chunks = build.minimum(_div(self._plus(self.row_count, b.group - 1), b.group), -(-b.rows // b.group))
+            count = build.minimum(self.indices.linear([(1, self.row_count), (-1, first)]), b.group)
+        if chunks == 1 and isinstance(self.row_count, int):
+            count = self.row_count
+        tiles, rest = self._part(count, b.tile_rows), self.s.rows.extent % b.tile_rows
+        body = [*self._lines(first, count)]
+        row = self.indices.linear([(b.tile_rows, t)])
+        if tiles != 0:
+            body.append(For(t, tiles, self._tiles_of_lines(first, row, b.tile_rows)))
+        if rest:
+            made = self._tiles_of_lines(first, self._whole(tiles, b.tile_rows), rest)
+            left = self.indices.linear([(1, _node(count)), (-1, self._whole(tiles, b.tile_rows))])
+            body += made if left.prim is p.CONST else (For(build.index("lr"), build.minimum(left, 1), made),)
+        return For(chunk, chunks, tuple(body))
+
+    def _line(self, r: Node, k: Node) -> Node:
+        """Where an element of a copied row stands."""
+        return self.indices.linear([(1, k), (self.blocks.depth, r)])
+
+    def _lines(self, at: Node, count: int | Node) -> tuple[Stmt, ...]:
+        if self.left_by_rows:
+            return self._turned_lines(at, count)
+        r, k = build.index("lr"), build.index("lk")
+        return (For(r, count, (For(k, self.size, (self._copy(at, r, k),)),)),)
+
+    def _copy(self, at: Node, r: Node, k: Node) -> Store:
+        return Store("lines", self._line(r, k), self._left(self.indices.linear([(1, at), (1, r)]), k))
+
+    def _turned_lines(self, at: Node, count: int | Node) -> tuple[Stmt, ...]:
+        """Rows whose neighbours are rows: as many steps of the depth as there are lanes are turned in registers, for all rows."""
+        lanes = self.lanes
+        step, group, lane, rest, r = (build.index(name) for name in ("ls", "lg", "ll", "lk", "lr"))
+        groups, steps, made = self._part(count, lanes), self._part(self.size, lanes), list[Stmt]()
+        if groups != 0:
+            row = self.indices.linear([(lanes, group), (1, lane)])
+
+            def copies(first: Node, count: int) -> Stmt:
+                stores = tuple(self._copy(at, row, self._plus(first, k)) for k in range(count))
+                return For(group, groups, (For(lane, lanes, stores, "vector", lanes),))
+
+            if steps != 0:
+                made.append(For(step, steps, (copies(self.indices.linear([(lanes, step)]), lanes),)))
+            if self.s.depth.extent % lanes:
+                start = self._whole(steps, lanes)
+                made.append(For(rest, self._left_over(start, 1, lanes - 1), (copies(self.indices.linear([(1, start), (1, rest)]), 1),)))
+        if self.s.rows.extent % lanes:
+            first = self._whole(groups, lanes)
+            left = self.indices.linear([(1, _node(count)), (-1, first)])
+            extent = int(left.attrs.value) if left.prim is p.CONST else build.minimum(left, lanes - 1)
+            made.append(For(rest, self.size, (For(r, extent, (self._copy(at, self.indices.linear([(1, first), (1, r)]), rest),)),)))
+        return tuple(made)
+
+    def _tiles_of_lines(self, at: Node, first: Node, count: int) -> tuple[Stmt, ...]:
+        k = build.index("k")
+        lines = (build.load("lines", self.dtype, self._line(self._plus(first, r), k)) for r in range(count))
+        return self._tiles(self.indices.linear([(1, at), (1, first)]), k, tuple(lines))
 
     def _tiles(self, at: Node, k: Node, left: tuple[Node, ...]) -> tuple[Stmt, ...]:
         """The tiles of some rows, one for each panel."""
@@ -347,7 +368,7 @@ class Packing:
         if self.reads_left:
             made.append(self._left(self.indices.linear([(1, at), (1, build.minimum(panel, b.tile_rows - 1))], b.tile_rows), k))
         if self.turns_right and self.adds:
-            tile = _div(at, b.tile_rows) if self.reads_left else ZERO
+            tile = _div(at, b.tile_rows)
             column = self.indices.linear([(b.columns // b.tile_columns, tile), (1, panel)])
             made.append(self._right(self._plus(k, b.depth), column))
         return tuple(Load(load.attrs.name, load.args[0]) for load in made if not _reads(load.args[0]))
