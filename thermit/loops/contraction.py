@@ -46,10 +46,10 @@ def is_worth(program: LoopProgram, s: Product) -> bool:
     """Whether a product may be taken apart, and is large enough."""
     m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
     types = {s.left.dtype, s.right.dtype, s.local.dtype}
-    return len(types) == 1 and s.local.dtype in (FLOAT32, FLOAT64) and m * n * k >= LEAST_WORK and m != 1 and not _is_updated(program, s)
+    return len(types) == 1 and s.local.dtype in (FLOAT32, FLOAT64) and m * n * k >= LEAST_WORK and m != 1 and not is_updated(program, s)
 
 
-def _is_updated(program: LoopProgram, s: Product) -> bool:
+def is_updated(program: LoopProgram, s: Product) -> bool:
     """Whether what the body stores may be read by another task."""
     written = {t.memory for t in s.body if isinstance(t, Store)}
     read = {node.attrs.name for node in toposort([s.left, s.right]) if node.prim is p.LOAD}
