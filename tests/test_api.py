@@ -427,6 +427,22 @@ def test_compile_beforehand_of_a_method():
     assert model.step(torch.ones(2, 3)).shape == (2, 3) and model.step(torch.ones(3)).shape == (3,)
 
 
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"debug": "x"}, "debug='x': not a int"),
+        ({"disable": 1}, "disable=1: not a bool"),
+        ({"skip": "simplify"}, "skip='simplify': not a tuple"),
+        ({"nope": 0}, "no option is called nope; there are debug, skip"),
+    ],
+)
+def test_options_are_checked(changes, text):
+    before = config.current
+    with pytest.raises(TypeError, match=text):
+        thermit.configure(**changes)
+    assert config.current is before
+
+
 def test_why_a_call_is_eager():
     f, x = thermit.jit(scaled, on_miss="eager"), torch.ones(3)
     f(x)

@@ -32,8 +32,8 @@ from thermit.capture.difference import difference, distance, found
 from thermit.capture.facts import Watcher, watch
 from thermit.capture.known import argument_guards
 from thermit.capture.recorder import Recorder
-from thermit.capture.recording import Restart, ThermitWarning, user_line
-from thermit.capture.signature import Call, FlatCall, Guard, Held, Source, argument_tensors, flatten_call, holds
+from thermit.capture.recording import Restart, ThermitWarning, told, user_line
+from thermit.capture.signature import Call, FlatCall, Guard, Held, Source, argument_tensors, flatten_call, holds, reads_call
 from thermit.capture.signature import TensorSpec as InputSpec
 from thermit.capture.specs import input_specs
 from thermit.capture.structure import Substitution, Template, result_template
@@ -243,7 +243,9 @@ class JitFunction:
         try:
             guards, outcome = capture(self.__wrapped__, flat, call, self._state.strict)
         except Restart as again:
-            self._remember(key, Variant((), again.reason), why)
+            self._remember(key, Variant(again.guards, again.reason, again.where), why)
+            if again.where:
+                _warn(told(again.reason, os.path.basename(again.where), reads=False), again.where)
             return self.__wrapped__(*call.args, **call.kwargs)
         if isinstance(outcome, Live):
             self._remember(key, Variant(guards, outcome.reason, outcome.line), why)
@@ -325,7 +327,7 @@ class JitFunction:
         if eager:
             raise UnsupportedError(f"this call can only run eagerly: {eager}")
         try:
-            guards, outcome = capture(self.__wrapped__, flat, call, strict=True)
+            guards, outcome = capture(self.__wrapped__, flat, call, strict=True, staged=True)
         except Restart as again:
             raise UnsupportedError(f"this call can only run eagerly: {again.reason}") from None
         assert isinstance(outcome, Trace)
@@ -414,15 +416,16 @@ class _Bound(functools.partial[Any]):
         return self.__func__.explain(*self.args, *args, **kwargs)
 
 
-def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bool) -> tuple[tuple[Guard, ...], Trace | Live]:
+def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bool, staged: bool = False) -> tuple[tuple[Guard, ...], Trace | Live]:
     """Runs the function once on stand-ins.  The guards that the outcome depends on, and the outcome."""
     holder: list[Recorder] = []
+    given: list[Substitution] = []
 
     def refuse(reason: str, where: str) -> None:
         if holder and holder[0].is_open:
             watcher.pause()
-            if watcher.again and not strict:
-                raise Restart(reason)
+            if watcher.again and not strict and not given[0].is_changed:
+                raise Restart(reason, tuple(watcher.objects.guards.values()), where)
             holder[0].go_live(reason)
 
     watcher: Watcher = watch(function, call, refuse)
@@ -431,6 +434,7 @@ def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bo
         holder.append(recorder)
         substitution = Substitution(call.args, call.kwargs, recorder.known)
         watcher.adopt(substitution.copies)
+        given.append(substitution)
         try:
             with substitution as inside, watcher:
                 return substitution.given_back(function(*inside.args, **inside.kwargs))
@@ -443,18 +447,18 @@ def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bo
         def place(part: Any) -> Source | None:
             nonlocal placed
             source = watcher.place(part)
-            placed = placed or source is not None
+            placed = placed or (source is not None and reads_call(source))
             return source
 
         made, leaves = result_template(value, lambda v: isinstance(v, torch.Tensor), place, watcher.made)
         return made, leaves, placed
 
-    def refusal() -> str | None:
+    def refusal() -> tuple[str | None, str]:
         facts = watcher.facts()
-        return facts.refused
+        return facts.refused, facts.where
 
     sources = argument_tensors(function, call.args, call.kwargs)
-    outcome = trace(run, flat.tensors, sources, watcher, template, refusal, strict=strict)
+    outcome = trace(run, flat.tensors, sources, watcher, template, refusal, strict=strict, staged=staged)
     return watcher.facts().guards, outcome
 
 
@@ -471,11 +475,14 @@ def _examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     return Call(tuple(tree_map(_example, a) for a in args), {k: tree_map(_example, a) for k, a in kwargs.items()})
 
 
-def _warn(text: str) -> None:
-    """A warning at the line of the user's that called."""
+def _warn(text: str, where: str = "") -> None:
+    """A warning at the line of the user's that called, or another `file:line`."""
     line = user_line(sys._getframe(1))
-    where = ("<unknown>", 1) if line is None else (line[0].co_filename, line[1])
-    warnings.warn_explicit(ThermitWarning(text), ThermitWarning, *where)
+    file, number = ("<unknown>", 1) if line is None else (line[0].co_filename, line[1])
+    if where:
+        file, _, at = where.rpartition(":")
+        number = int(at)
+    warnings.warn_explicit(ThermitWarning(text), ThermitWarning, file, number)
 
 
 _NO_CALL = Call((), {})

@@ -45,6 +45,10 @@ class Config:
         return Config(**changes)
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if type(value) is not type(f.default):
+                raise TypeError(f"{f.name}={value!r}: not a {type(f.default).__name__}")
         unknown = [name for name in self.skip if name not in STAGES]
         if unknown:
             raise ValueError(f"THERMIT_SKIP: no stage is called {', '.join(unknown)}; those that can be left out are {', '.join(STAGES)}")
@@ -59,7 +63,10 @@ current = Config.from_environment()
 
 
 def configure(**changes: Any) -> Config:
-    """Changes options for the whole process; gives the options as they were."""
+    """Changes options for the whole process; gives the options as they were.  Raises TypeError, ValueError."""
     global current
+    known = [f.name for f in fields(Config)]
+    if unknown := [name for name in changes if name not in known]:
+        raise TypeError(f"no option is called {', '.join(unknown)}; there are {', '.join(known)}")
     before, current = current, replace(current, **changes)
     return before

@@ -399,9 +399,62 @@ def test_errors_are_eagers_and_what_was_written_is_written():
         return x + y
 
     x = torch.zeros(3)
-    with pytest.raises(RuntimeError, match="The size of tensor a"), pytest.warns(ThermitWarning):
+    with pytest.raises(RuntimeError, match="The size of tensor a") as raised:
         thermit.jit(f)(x, torch.ones(4))
-    assert torch.equal(x, torch.ones(3))
+    assert torch.equal(x, torch.ones(3)) and raised.value.__context__ is None
+    with pytest.raises(RuntimeError, match="The size of tensor a"):
+        thermit.jit(f, strict=True)(x, torch.ones(4))
+    assert torch.equal(x, torch.full((3,), 2.0))
+    with pytest.raises(UnsupportedError, match="Leave this part out"):  # looking computes nothing
+        thermit.jit(f).trace(x, torch.ones(4))
+    assert torch.equal(x, torch.full((3,), 2.0))
+
+
+class Counter:
+    calls = 0
+
+
+COUNTER = Counter()
+
+
+def _counts(x):
+    y = x + 1
+    COUNTER.calls += 1
+    return y
+
+
+def _line_of(function, offset):
+    return f"test_trace.py:{function.__code__.co_firstlineno + offset}"
+
+
+@pytest.mark.parametrize(
+    "function, line, advice",
+    [
+        (_counts, 2, "Return what is to be kept"),
+        (lambda x: (print(end=""), x + 1)[1], 0, "Do this outside of the function"),
+        (lambda x: x + 1 if x.sum() > 0 else x, 0, "Keep the decision in tensors"),
+        (lambda x: x + torch.ones(3, dtype=torch.complex64).real, 0, "Leave this part out"),
+    ],
+    ids=["state", "effect", "value", "operation"],
+)
+def test_advice_fits_the_reason_and_names_the_line(function, line, advice):
+    with pytest.warns(ThermitWarning) as told:
+        thermit.jit(function)(torch.ones(3))
+    (text,) = [str(w.message) for w in told]
+    assert _line_of(function, line) in text and f"{advice}" in text and text.endswith("; strict=True makes this an error.")
+    assert told[0].filename == __file__
+    with pytest.raises(thermit.ThermitError) as error:
+        thermit.jit(function, strict=True)(torch.ones(3))
+    assert advice in str(error.value) and "strict=True" not in str(error.value)
+
+
+def test_what_is_asked_for_its_identity_warns_once():
+    held = torch.ones(3)
+    j = thermit.jit(lambda x: x + (1 if x is held else 2))
+    with pytest.warns(ThermitWarning, match=r"an argument is also .*held(.|\n)*test_trace"):
+        assert j(held).tolist() == [2, 2, 2]
+    assert j(held).tolist() == [2, 2, 2] and j(torch.ones(3)).tolist() == [3, 3, 3]
+    assert j._state.compiled == 1
 
 
 def test_an_exception_of_the_function_keeps_its_writes():

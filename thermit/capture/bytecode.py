@@ -70,7 +70,6 @@ class Names:
     `strings`: constants that could be names (for getattr and its kin).  `reflects`: attributes are also reached by names that are computed.
     `tries`: it has exception handlers, so an attribute may be asked for that is not there.  `nested`: code written inside.
     `compares_class`: it asks `type(x) is torch.Tensor` or the like, which a stand-in cannot answer.
-    `compared`: names that stand near an `is` (but for `is None` and other constants).
     `identifies`: it may tell one object from another that looks the same (`is`, `in`, sets, keys, id).  `identities`: it calls id or hash.
     `writes`: line of the first store to each name; "[]" for a subscript; a closed-over variable by its name.
     """
@@ -81,7 +80,6 @@ class Names:
     imports: set[str] = field(default_factory=set)
     strings: set[str] = field(default_factory=set)
     nested: set[CodeType] = field(default_factory=set)
-    compared: set[str] = field(default_factory=set)
     writes: dict[str, int] = field(default_factory=dict)
     reflects: bool = False
     tries: bool = False
@@ -116,7 +114,6 @@ def _scan(code: CodeType) -> Names:
             found.reflects = found.reflects or not _asks_constant(code, listing, place)
             found.tries = True
         if op == _IS and not _after_constant(listing, place):
-            found.compared |= _compared(code, listing, place)
             found.identifies = True
         if op in _BY_IDENTITY and (arg or op != _OPS["BUILD_MAP"]):
             found.identifies = True
@@ -214,13 +211,6 @@ def _after_constant(listing: list[tuple[int, int, int]], place: int) -> bool:
     return next((op for _, op, _ in reversed(listing[max(0, place - 12) : place]) if op not in _SILENT), None) == _CONSTANT
 
 
-def _compared(code: CodeType, listing: list[tuple[int, int, int]], place: int) -> set[str]:
-    """The globals, attributes and closed-over variables that may be a side of the `is` at `place`."""
-    near = [(op, arg) for _, op, arg in listing[max(0, place - 60) : place] if op not in _SILENT][-8:]
-    names = {code.co_names[arg >> _SHIFT.get(op, 0)] for op, arg in near if op in _GLOBALS or op in _ATTRIBUTES}
-    return names | {_cell_name(code, arg) for op, arg in near if op == _OPS["LOAD_DEREF"]}
-
-
 def _cell_name(code: CodeType, arg: int) -> str:
     """Name of the variable of a STORE_DEREF: its argument counts locals, then cells that are not arguments, then free variables."""
     cells = tuple(c for c in code.co_cellvars if c not in code.co_varnames)
@@ -238,7 +228,6 @@ def _merge(found: Names, inner: Names) -> None:
     found.tries |= inner.tries
     found.reflects |= inner.reflects
     found.compares_class |= inner.compares_class
-    found.compared |= inner.compared
     found.identifies |= inner.identifies
     found.identities |= inner.identities
     for name, line in inner.writes.items():

@@ -35,9 +35,9 @@ import torch
 from thermit import config
 from thermit.capture.bytecode import IDENTITIES, NAMESPACES, Names, function_of, names_of
 from thermit.capture.known import CONTAINERS, is_quiet
-from thermit.capture.origin import LIBRARY, MODULES, STANDARD, USER, class_origin, code_origin, is_library_module, is_package
+from thermit.capture.origin import LIBRARY, MODULES, STANDARD, USER, called_by_library, class_origin, code_origin, is_library_module, is_package
 from thermit.capture.reach import Reach, in_class
-from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, ambient, argument_roots, elements, holds
+from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, ambient, argument_roots, holds
 from thermit.capture.standin import is_stand_in
 from thermit.capture.values import IMMUTABLE, ByIdentity, Leaves, NotStatic, freeze
 from thermit.records import dataclass
@@ -106,7 +106,6 @@ class Watcher:
         self.refused: str | None = None
         self._importing: FrameType | None = None
         self.where = ""
-        self._copied: list[tuple[Any, Any]] = []  # copies of containers of the call, and what they held
         self.again = False  # the refusal came before anything was done: the function can be called again from the start
         self._told = False
         self.objects = Reach(call)
@@ -120,7 +119,6 @@ class Watcher:
         self._writes: dict[str, str] = {}
         self._own: dict[str, str] = {}  # facts that only a tensor itself knows and that code which ran names: where
         self.native = ""
-        self._compared: set[str] = set()
         self._tries = self._walks = self._identifies = False
         self._before = ambient()
         self._profiler: Any = None  # the one that was active
@@ -165,7 +163,6 @@ class Watcher:
         known = self.objects
         for container, copied in copies:
             known.copied.add(id(container))
-            self._copied.append((copied, _held(copied)))
             if id(container) in known.known:
                 known.know(copied, known.known[id(container)][1])
                 known.contents[id(copied)] = known.contents.get(id(container), [])
@@ -218,7 +215,7 @@ class Watcher:
             if origin >= MODULES:
                 self._enter(frame, origin)
             elif origin == STANDARD:
-                if not _called_by_library(frame):
+                if not called_by_library(frame):
                     self._standard(frame)
             elif frame.f_code is _CALL_MODULE:
                 module = frame.f_locals["self"]
@@ -297,16 +294,13 @@ class Watcher:
         for value in values:
             roots += self._argument(value)
         self.objects.follow(names, roots, watched=origin is USER)
-        if names.compared and origin is USER and (place := self.objects.named(names.compared)) is not None:
-            self._refuse_again(f"compares {place}, a tensor, with `is`", frame)
         while self.objects.cached:
             self._cached(self.objects.cached.pop(), frame)
 
     def _refuse_again(self, reason: str, frame: FrameType) -> None:
         """Refuses what a stand-in would answer wrongly: the function is to run again from its start."""
         if self.refused is None:
-            unchanged = all(held == _held(copied) for copied, held in self._copied)
-            self.again = unchanged and holds(tuple(self.objects.guards.values()), self.call) is None
+            self.again = holds(tuple(self.objects.guards.values()), self.call) is None
         self._refuse(reason, frame)
 
     def _identity(self, table: dict[str, Any], names: Names) -> str:
@@ -316,7 +310,6 @@ class Watcher:
     def _asks(self, names: Names, code: CodeType) -> None:
         """Writes down which facts of a tensor's own the code may ask for: of which tensor is known when the trace is over."""
         named = names.attributes | names.strings if names.tries or names.reflects else names.attributes
-        self._compared |= names.compared
         for name in named & _OWN_FACTS:
             self._own.setdefault(name, f"{code.co_filename}:{code.co_firstlineno}")
         self._tries = self._tries or names.tries or names.reflects
@@ -531,8 +524,6 @@ class Watcher:
         guards = (*self.objects.guards.values(), *self.objects.apart())
         if self.refused is None:
             self._check_unchanged(guards)
-        if self.refused is None and self._compared and (place := self.objects.named(self._compared)) is not None:
-            self.refused, self.where = f"compares {place}, a tensor, with `is`", self._line(None)
         if self.refused is None and self._own and self.objects.has_tensors():
             name, self.where = next(iter(self._own.items()))
             self.refused = f"reads {name}, perhaps of a tensor that is not an argument"
@@ -568,14 +559,6 @@ class Watcher:
         return self._writes.get("[]") or next(iter(self._writes.values()), start)
 
 
-def _called_by_library(frame: FrameType) -> bool:
-    """Whether PyTorch asks the standard library for something of its own (its settings in the environment)."""
-    caller = frame.f_back
-    while caller is not None and code_origin(caller.f_code) == STANDARD:
-        caller = caller.f_back
-    return caller is not None and code_origin(caller.f_code) == LIBRARY
-
-
 def watch(function: Any, call: Call, on_refuse: Refused | None = None) -> Watcher:
     """A watcher to use as a context around the run of `function` on (the stand-ins for) the arguments of `call`.
 
@@ -594,11 +577,6 @@ def _shows_always(message: warnings.WarningMessage) -> bool:
             if module is None:
                 return False
     return False
-
-
-def _held(container: Any) -> tuple[Any, list[int]]:
-    """What a container holds, by identity; a dict also its keys."""
-    return list(container) if isinstance(container, dict) else None, [id(child) for _, child in elements(Held(container, ""), container)]
 
 
 def _still(source: Source, call: Call, tensor: torch.Tensor) -> bool:

@@ -223,14 +223,6 @@ class Known:
         """Whether the trace came upon a tensor that no argument is, or upon a module, whose tensors are many."""
         return bool(self.tensors) or any(issubclass(type(value), torch.nn.Module) for value, _ in self.known.values())
 
-    def named(self, names: set[str]) -> Source | None:
-        """Where a tensor was met under one of these names."""
-        for source, _ in self.entry:
-            name = source.key if isinstance(source, Item) else getattr(source, "name", None)
-            if type(name) is str and (name in names or name.rpartition(".")[2] in names):
-                return source
-        return None
-
     def place(self, value: Any) -> Source | None:
         """Where an object that existed before the call lives, None for an object that the function made."""
         known = self.known.get(id(value))

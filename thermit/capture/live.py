@@ -7,6 +7,7 @@ Invariant: each call of the log is made once; afterwards every stand-in has a re
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import warnings
@@ -19,22 +20,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from thermit.capture.arguments import argument, tensors_in
 from thermit.capture.infer import convert
 from thermit.capture.overloads import overload_of
-from thermit.capture.recording import CLOSED, LIVE, TRACING, Line, Recording, Restart, ThermitWarning, Watcher, line_text, user_line
+from thermit.capture.recording import CLOSED, LIVE, TRACING, Recording, Restart, ThermitWarning, Watcher, advice, line_text, told, user_line
 from thermit.capture.standin import READS, StandIn, has_history, is_stand_in, leaked, own
 from thermit.capture.storage import Geometry
 from thermit.errors import DataDependentError, UnsupportedError
 from thermit.ir import build as b
 
-_ADVICE = "Keep the decision in tensors (torch.where), or move it out of the function; strict=True makes this an error."
 _AUTOGRAD = ("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "requires_grad =")
 
 
 class LiveMode(TorchDispatchMode):
     """The part of a recorder that goes live."""
 
-    def __init__(self, watcher: Watcher, *, strict: bool) -> None:
+    def __init__(self, watcher: Watcher, *, strict: bool, staged: bool = False) -> None:
         super().__init__()
-        self.watcher, self.strict = watcher, strict
+        self.watcher, self.strict, self.staged = watcher, strict, staged
         self.state = TRACING
         self.record = Recording()
         self.kept: list[Any] = []
@@ -139,17 +139,21 @@ class LiveMode(TorchDispatchMode):
     def _is_argument(self, stand_in: StandIn) -> bool:
         return any(i.stand_in is stand_in and i.source is not None for i in self.record.inputs)
 
-    def go_live(self, reason: str, reads: bool = False, quiet: bool = False) -> None:
-        """From here on everything is real.  `reads`: because Python wants a value; `quiet`: without a warning."""
+    def go_live(self, reason: str, reads: bool = False, quiet: bool = False, where: str = "") -> None:
+        """From here on everything is real.  `reads`: because Python wants a value; `quiet`: without a warning; `where`: the user's
+        `file:line`, if it is not the line that runs."""
         quiet = quiet or (reason.endswith("requires grad") and not self.strict)  # training is eager, without complaint
         line = user_line(sys._getframe(1))
+        file, number = ("<unknown>", 1) if line is None else (line[0].co_filename, line[1])
         self.reason, self.place = reason, line_text(line)
+        if where:
+            file, _, at = where.rpartition(":")
+            number, self.place = int(at), f"{os.path.basename(file)}:{at}"
         if self.strict and not quiet:
             self.state = CLOSED
-            kind = DataDependentError if reads else UnsupportedError
-            raise kind(f"this function cannot be compiled as a whole: {reason}", self.place, _ADVICE)
+            self._raise(reads)
         if not quiet:
-            self._warn(line)
+            warnings.warn_explicit(ThermitWarning(told(reason, self.place, reads)), ThermitWarning, file, number, registry=_warned)
         self.state = LIVE
         try:
             with _unrecorded():
@@ -158,10 +162,24 @@ class LiveMode(TorchDispatchMode):
             self.failure = failure
             raise
 
-    def _warn(self, line: Line | None) -> None:
-        text = f"thermit runs this function eagerly: {self.reason}\n  {self.place}\n  {_ADVICE}"
+    def _raise(self, reads: bool) -> None:
+        kind = DataDependentError if reads else UnsupportedError
+        raise kind(f"this function cannot be compiled as a whole: {self.reason}", self.place, advice(self.reason, reads, self.strict))
+
+    def attempt(self, func: OpOverload, args: Any, kwargs: dict[str, Any], reason: str) -> Any:
+        """A call that failed in the trace, made by eager: if it fails there too, eager's exception is the answer, with nothing before it."""
+        self.watcher.pause()
+        try:
+            self.go_live(reason, quiet=not self.staged)  # staged: nothing is to be computed
+        finally:
+            self.watcher.resume()
+        result = self.forward(func, args, kwargs)
+        if self.strict:
+            self._raise(False)
+        line = user_line(sys._getframe(2))
         where = ("<unknown>", 1) if line is None else (line[0].co_filename, line[1])
-        warnings.warn_explicit(ThermitWarning(text), ThermitWarning, *where, registry=_warned)
+        warnings.warn_explicit(ThermitWarning(told(reason, self.place, False)), ThermitWarning, *where, registry=_warned)
+        return result
 
     def _replay(self) -> None:
         """Makes the calls of the log on the real inputs."""

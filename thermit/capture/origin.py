@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import weakref
 from argparse import Namespace
-from types import CodeType, ModuleType, SimpleNamespace
+from types import CodeType, FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy
@@ -102,3 +102,11 @@ def is_library_module(module: ModuleType) -> bool:
     """Whether the names in this module are taken as they are."""
     root = module.__name__.partition(".")[0]
     return root in _LIBRARIES or root in _STANDARD_MODULES or root == "builtins"
+
+
+def called_by_library(frame: FrameType) -> bool:
+    """Whether PyTorch asks the standard library for something of its own (its settings in the environment)."""
+    caller = frame.f_back
+    while caller is not None and code_origin(caller.f_code) == STANDARD:
+        caller = caller.f_back
+    return caller is not None and code_origin(caller.f_code) == LIBRARY

@@ -52,8 +52,8 @@ def _uninitialised(dtype: torch.dtype) -> Any:
 class Recorder(LiveMode):
     """The dispatch mode of one trace."""
 
-    def __init__(self, watcher: Watcher, *, strict: bool = False) -> None:
-        super().__init__(watcher, strict=strict)
+    def __init__(self, watcher: Watcher, *, strict: bool = False, staged: bool = False) -> None:
+        super().__init__(watcher, strict=strict, staged=staged)
         self.known: dict[int, StandIn] = {}
         self.cells: dict[int, list[Cell]] = {}
         self.shared: set[Cell] = set()
@@ -158,6 +158,7 @@ class Recorder(LiveMode):
         kwargs = kwargs or {}
         if self.state is not TRACING:
             return self.forward(func, args, kwargs)
+        failure = ""
         self.watcher.pause()
         try:
             return self._one(func, args, kwargs)
@@ -168,10 +169,10 @@ class Recorder(LiveMode):
         except Exception as fault:
             if config.current.raise_faults and isinstance(fault, Fault | AssertionError | TypeRuleError):
                 raise
-            self.go_live(f"{func} raised {type(fault).__name__}: {fault}")
+            failure = f"{func} raised {type(fault).__name__}: {fault}"
         finally:
             self.watcher.resume()
-        return self.forward(func, args, kwargs)
+        return self.attempt(func, args, kwargs, failure) if failure else self.forward(func, args, kwargs)
 
     def _one(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         info = overload_of(func)

@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from thermit import config
-from thermit.capture.signature import Source
+from thermit.capture.signature import Guard, Source
 from thermit.capture.standin import StandIn
 from thermit.ir.node import Node
 from thermit.records import dataclass
@@ -35,11 +35,14 @@ class GoLive(Exception):
 
 
 class Restart(BaseException):
-    """The function must run again, eagerly, from the start: it changed an argument in a way that no stand-in can pass on."""
+    """The function must run again, eagerly, from the start: a stand-in cannot pass on what it does to an argument, or asks of it.
 
-    def __init__(self, reason: str) -> None:
+    `guards`: while they hold it will be so again.  `where`: the user's `file:line`, where this is worth a warning.
+    """
+
+    def __init__(self, reason: str, guards: tuple[Guard, ...] = (), where: str = "") -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.guards, self.where = reason, guards, where
 
 
 class Fault(Exception):
@@ -63,6 +66,26 @@ def user_line(frame: FrameType | None) -> Line | None:
 def line_text(line: Line | None) -> str:
     """`model.py:31 in forward`."""
     return "" if line is None else f"{os.path.basename(line[0].co_filename)}:{line[1]} in {line[0].co_name}"
+
+
+def advice(reason: str, reads: bool, strict: bool) -> str:
+    """What to do about a reason to run eagerly.  `reads`: Python wants a value; `strict`: it is an error already."""
+    if reads:
+        what = "Keep the decision in tensors (torch.where), or move it out of the function"
+    elif reason.endswith("requires grad"):
+        what = "Detach it, or call the function under torch.no_grad()"
+    elif reason.startswith(("changes ", "writes ", "the function stores", "leaves torch")):
+        what = "Return what is to be kept, and store it outside of the function"
+    elif reason.startswith(("calls ", "draws ", "warns", "imports ", "reads ")):
+        what = "Do this outside of the function, and hand in what it gives as an argument"
+    else:
+        what = "Leave this part out of the function, if it is to be compiled"
+    return f"{what}." if strict else f"{what}; strict=True makes this an error."
+
+
+def told(reason: str, place: str, reads: bool) -> str:
+    """The text of the warning that a function runs eagerly."""
+    return f"thermit runs this function eagerly: {reason}\n  {place}\n  {advice(reason, reads, strict=False)}"
 
 
 # ---------------------------------------------------------------------------------------------- data

@@ -57,11 +57,15 @@ class Substitution:
         """The caller's containers with the copies that the function works on."""
         return [(container, copied) for container, copied, _ in self._copies.values()]
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether the function has changed a container of the call."""
+        return any(not _same(_flat(copied), filled) for _, copied, filled in self._copies.values())
+
     def restore(self) -> None:
         """Writes changes back, with tensors in place of their stand-ins, and lets the stand-ins go."""
         for container, copied, filled in self._copies.values():
-            now = _flat(copied)
-            if len(now) != len(filled) or not all(map(operator.is_, now, filled)):
+            if not _same(_flat(copied), filled):
                 _become(container, copied, self._original)
         counts = self._counts()
         for (container, copied), before, after in zip(self.copies, self._before, counts, strict=True):
@@ -135,6 +139,10 @@ def _owned(value: Any, own: Mapping[int, Any], seen: set[int]) -> Any:
             if owned is not part:
                 value[key] = owned
     return value
+
+
+def _same(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 def _flat(container: Any) -> list[Any]:

@@ -59,7 +59,7 @@ class Live:
 
 Run = Callable[[Recorder], Any]
 Templates = Callable[[Any], tuple[Template, list[Any], bool]]
-Refusal = Callable[[], str | None]
+Refusal = Callable[[], tuple[str | None, str]]
 
 
 _BELOW = ("data is not allocated yet", "already associated to a python object")
@@ -79,14 +79,16 @@ def trace(
     refusal: Refusal,
     *,
     strict: bool = False,
+    staged: bool = False,
 ) -> Trace | Live:
     """`run(recorder)` calls the function with `recorder.known[id(tensor)]` in place of each tensor; `template` takes its result apart;
-    `refusal()`, asked when the function has returned, may say why it cannot be captured after all.
+    `refusal()`, asked when the function has returned, may say why it cannot be captured after all, and the user's line.  `staged`: nothing
+    is to be computed.
 
     Raises what the function raises (its writes to real tensors done), Restart where it must run again eagerly, and under `strict`
     DataDependentError or UnsupportedError.
     """
-    recorder = Recorder(watcher, strict=strict)
+    recorder = Recorder(watcher, strict=strict, staged=staged)
     for tensor, source in zip(tensors, sources, strict=True):
         try:
             recorder.add_input(tensor, source)
@@ -108,9 +110,10 @@ def trace(
         raise
     if recorder.state is TRACING:
         try:
-            refused = refusal()
+            refused, where = refusal()
             if refused is not None:
-                raise GoLive(refused)
+                recorder.go_live(refused, where=where)
+                return Live(_returned(recorder, value), recorder.reason, recorder.place)
             return _captured(recorder, value, template)
         except GoLive as why:
             recorder.go_live(why.reason)
