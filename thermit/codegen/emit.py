@@ -289,7 +289,8 @@ class Kernel(ExpressionWriter):
             self._body(s.body)
             return [advanced(self, r, at) for r in running]
 
-        self._counted(running, "0", stop, 1, self.writes_of(s.body), iteration, isinstance(s.extent, int))
+        always = isinstance(s.extent, int) or self.steps.interval(s.extent)[0] >= 1
+        self._counted(running, "0", stop, 1, self.writes_of(s.body), iteration, always)
         for r in running:
             self._bind_result(r.acc, Value(finished(self, r, False)[-1], r.lanes, 0))
 
