@@ -88,9 +88,24 @@ def test_batches(left, right):
         agrees(torch.matmul, laid(left, a if len(left) > 2 else "plain", 1), laid(right, c if len(right) > 2 else "plain", 2))
 
 
-@pytest.mark.parametrize("left, right", [((3, 4, 5), (5,)), ((5,), (5,)), ((4, 5), (5,)), ((3, 0), (0,))])
+@pytest.mark.parametrize(
+    "left, right", [((3, 4, 5), (5,)), ((5,), (5,)), ((4, 5), (5,)), ((3, 0), (0,)), ((5,), (5, 6)), ((5,), (2, 5, 6)), ((1,), (1, 1))]
+)
 def test_vectors(left, right):
     agrees(torch.matmul, torch.randn(left), torch.randn(right))
+
+
+@pytest.mark.filterwarnings("ignore::thermit.ThermitWarning")
+def test_a_vector_times_a_matrix_before_a_value_is_read():
+    """PyTorch takes an axis from what it has just made; going live does the same again."""
+
+    def function(x, w):
+        y = F.linear(x, w)
+        return y * 2 if y.sum() > 1e9 else y + 1, y
+
+    x, w = torch.randn(5), torch.randn(6, 5)
+    for got, want in zip(thermit.jit(function)(x, w), function(x, w), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("m, k, n", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0), (1, 0, 4), (3, 0, 1), (1, 0, 1)])

@@ -193,6 +193,8 @@ class Recorder(LiveMode):
                 return args[0] if is_stand_in(args[0]) else self._lift(func, args, kwargs)
             case "itself":
                 return args[0]
+            case "reshapes":
+                result = self._reshaped_itself(func, args, kwargs)
             case "composite":
                 with self:
                     self.watcher.resume()
@@ -210,6 +212,16 @@ class Recorder(LiveMode):
         known = self.known.get(id(args[0]))
         stand_in = self._constant(args[0]) if known is None else known
         self.record.log.append(Entry(func, args, kwargs, (stand_in,), torch.is_inference_mode_enabled()))
+        return stand_in
+
+    def _reshaped_itself(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> StandIn:
+        """The same tensor with other sizes and strides: PyTorch changes the stand-in's own."""
+        stand_in = args[0]
+        if not is_stand_in(stand_in) or any(stand_in is known for known in self.known.values()):
+            raise GoLive(f"{func} on a tensor from outside")
+        with torch._C._DisableTorchDispatch():
+            func(*args, **kwargs)
+        stand_in.geometry = Geometry(tuple(stand_in.shape), stand_in.stride(), int(stand_in.storage_offset()))
         return stand_in
 
     def _metas(self, value: Any) -> Any:
