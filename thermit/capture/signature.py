@@ -186,6 +186,13 @@ class Variable(Source):
         return f"{self.variable.name}.get()"
 
 
+def reads_call(source: Source) -> bool:
+    """Whether the place is in the arguments of the call: what is held by the variant itself needs no call to be read."""
+    while isinstance(source, Attr | Item):
+        source = source.base
+    return isinstance(source, Arg)
+
+
 # ---------------------------------------------------------------------------------------------- guards
 
 Kind = Literal["is", "equals", "tensor", "type", "deep", "absent", "empty", "length", "keys", "missing", "same", "apart"]
