@@ -278,12 +278,13 @@ def moments(x: Node, axes: Sequence[int], correction: float) -> tuple[Node, Node
     """Variance and mean of x in float64, their axes kept: in one pass or two."""
     count = count_of(x, axes)
     wide = b.cast(x, FLOAT64)
-    shift = _first(x, axes) if x.dtype is not FLOAT64 and 0 < count <= MOST_SHIFTED else None
+    shift = _first(x, axes) if x.dtype is not FLOAT64 and 1 < count <= MOST_SHIFTED else None
     if shift is not None:
         squares, mean = _shifted(wide, b.cast(shift, FLOAT64), axes)
     else:
         squares, mean = _squares_around_mean(x, wide, axes)
-    mean = b.where(b.eq(squares, squares), mean, b.like(math.nan, mean))  # as eager's, beside an infinite element
+    if count > 1:  # as eager's where what comes before the last element is infinite
+        mean = b.where(b.eq(squares, squares), mean, b.like(math.nan, mean))
     return b.div(squares, max(float(count) - correction, 0.0)), mean
 
 
