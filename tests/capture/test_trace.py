@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import thermit
-from thermit import DataDependentError, ThermitWarning, UnsupportedError
+from thermit import DataDependentError, ThermitWarning, UnsupportedError, api
 
 
 def rand(*shape, seed=0, dtype=torch.float32):
@@ -518,6 +518,19 @@ def test_an_object_that_existed_is_returned_itself():
     for _ in range(2):
         _, back, other = jitted(torch.ones(3), given)
         assert back is given and other is held[0]
+
+
+def test_a_result_with_an_object_of_the_call_is_built_natively(monkeypatch):
+    jitted, given, x = thermit.jit(lambda x, c: {"y": x + 1, "cache": c}, strict=True), Cache(2), torch.ones(3)
+    jitted(x, given)
+
+    def slow(*_):
+        raise AssertionError("the slow path")
+
+    monkeypatch.setattr(api, "holds", slow)
+    assert jitted(x, given)["cache"] is given
+    other = Cache(3)
+    assert jitted(x, other)["cache"] is other
 
 
 def test_lines_of_the_user_are_known():
