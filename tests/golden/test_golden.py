@@ -41,6 +41,10 @@ def linear_gelu_residual(x, w, c, r):
     return F.gelu(F.linear(x, w, c)) + r
 
 
+def convolution(x, w, mean, var):
+    return F.relu(F.batch_norm(F.conv2d(x, w, padding=1), mean, var))
+
+
 CASES = {
     "chain": (lambda x, y: F.gelu(x * 2 + y.sin()) * torch.sigmoid(y), [(1000,), (1000,)]),
     "broadcast": (lambda x, y: x * 2 + y, [(8, 33), (33,)]),
@@ -56,6 +60,7 @@ CASES = {
     "rbf": (rbf, [(300,), (200,)]),
     "embedding": (lambda w: F.embedding(torch.arange(4), w) + 1, [(10, 16)]),
     "linear_gelu_residual": (linear_gelu_residual, [(2, 5, 8), (12, 8), (12,), (2, 5, 12)]),
+    "convolution": (convolution, [(1, 16, 14, 14), (24, 16, 3, 3), (24,), (24,)]),
     "pad_and_concat": (lambda x, y: torch.cat([F.pad(x, (1, 2)), y]), [(4, 10), (3, 13)]),
 }
 
