@@ -443,6 +443,31 @@ def test_options_are_checked(changes, text):
     assert config.current is before
 
 
+def test_a_method_jitted_in_its_place():
+    class Model:
+        def __init__(self):
+            self.w = torch.ones(3)
+            self.step = thermit.jit(self.step, strict=True)
+
+        def step(self, x):
+            return x * self.w
+
+        def twice(self, x):
+            return self.step(self.step(x))
+
+    model, other = Model(), Model()
+    other.w = torch.full((3,), 5.0)
+    twice = thermit.jit(model.twice, strict=True)
+    for _ in range(2):
+        assert model.step(torch.ones(3)).tolist() == [1, 1, 1] and other.step(torch.ones(3)).tolist() == [5, 5, 5]
+        assert twice(torch.ones(3)).tolist() == [1, 1, 1]
+    model.w = torch.full((3,), 2.0)
+    assert model.step(torch.ones(3)).tolist() == [2, 2, 2] and twice(torch.ones(3)).tolist() == [4, 4, 4]
+    model.step = lambda x: x + 7
+    assert twice(torch.ones(3)).tolist() == [15, 15, 15]
+    assert compiled(other.step) == 1
+
+
 def test_why_a_call_is_eager():
     f, x = thermit.jit(scaled, on_miss="eager"), torch.ones(3)
     f(x)

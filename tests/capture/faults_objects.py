@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import enum
 import functools
+import math
 import threading
 import types
 import weakref
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from watched import Build, Fault, Plain, Settings, vector
+from watched import HANDLES, Build, Fault, Plain, Settings, vector
 
 FAULTS: dict[str, Build] = {}
 
@@ -569,3 +570,55 @@ def value_of_a_tensor_read_by_python() -> Fault:
 def value_of_a_tensor_read_by_numpy() -> Fault:
     w = torch.ones(3)
     return lambda x: x * float(np.asarray(w)[0]), (vector(),), lambda: w.fill_(2)
+
+
+class _Kind:
+    pass
+
+
+class _Other:
+    pass
+
+
+@fault
+def class_of_an_object_asked_by_isinstance() -> Fault:
+    o = _Kind()
+    return lambda x: x * (2 if isinstance(o, _Kind) else 3), (vector(),), lambda: setattr(o, "__class__", _Other)
+
+
+@fault
+def class_of_an_argument_asked_by_isinstance() -> Fault:
+    o = _Kind()
+    return lambda x, o: x * (2 if isinstance(o, _Kind) else 3), (vector(), o), lambda: setattr(o, "__class__", _Other)
+
+
+@fault
+def class_of_an_object_asked_by_match() -> Fault:
+    o = _Kind()
+
+    def f(x: Any) -> Any:
+        match o:
+            case _Kind():
+                return x * 2
+        return x * 3
+
+    return f, (vector(),), lambda: setattr(o, "__class__", _Other)
+
+
+class _Restored:
+    """Takes a change back when the test is over."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name, self.value = owner, name, getattr(owner, name)
+
+    def remove(self) -> None:
+        setattr(self.owner, self.name, self.value)
+
+
+@fault
+def number_of_a_library() -> Fault:
+    def change() -> None:
+        HANDLES.append(_Restored(math, "tau"))
+        setattr(math, "tau", 7.0)  # noqa: B010
+
+    return lambda x: x * math.tau, (vector(),), change

@@ -43,6 +43,7 @@ _CHANGES = frozenset(
         "update", "setdefault", "add", "discard", "move_to_end", "intersection_update", "difference_update", "symmetric_difference_update", "set",
     )
 )  # fmt: skip
+_MATCH_CLASS = _OPS["MATCH_CLASS"]
 _EXTENDED = _OPS["EXTENDED_ARG"]
 _SILENT = _ops("CACHE", "PRECALL", "EXTENDED_ARG", "KW_NAMES", "PUSH_NULL", "NOP")
 _CALL, _CONSTANT, _IS = _OPS["CALL"], _OPS["LOAD_CONST"], _OPS["IS_OP"]
@@ -143,6 +144,9 @@ def _note(found: Names, code: CodeType, offset: int, op: int, arg: int) -> None:
         found.attributes.add(name)
     elif op in _IMPORTS:
         found.imports.add(code.co_names[arg])
+        return
+    elif op == _MATCH_CLASS:
+        found.globals.add("isinstance")
         return
     elif op in _SUBSCRIPT_STORES:
         found.writes.setdefault("[]", _line(code, offset))

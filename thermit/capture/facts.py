@@ -332,7 +332,8 @@ class Watcher:
             self._fresh[id(owner)] = owner
         kind = owner if isinstance(owner, type) else type(owner)
         if kind is not owner and id(owner) in self.objects.known and in_class(kind, name) is not None and class_origin(kind) is not LIBRARY:
-            self.objects.classed(owner, set() if name.startswith("__") else {name})
+            hidden = name.startswith("__") or name in getattr(owner, "__dict__", ())  # what the object has under this name is another thing
+            self.objects.classed(owner, set() if hidden else {name})
         if function is None or function.__code__ in self._nested:
             return
         if class_origin(kind) is not USER:
@@ -412,7 +413,7 @@ class Watcher:
         return found
 
     def _library_function(self, table: dict[str, Any], chain: tuple[str, ...]) -> None:
-        """Guards that torch.nn.functional.gelu, as the code spells it, is still this function: somebody may replace it."""
+        """Guards that torch.nn.functional.gelu or math.pi, as the code spells it, is still this function or number: somebody may replace it."""
         value = table.get(chain[0])
         for name in chain[1:]:
             if type(value) is not ModuleType or not is_library_module(value):
@@ -421,6 +422,8 @@ class Watcher:
             value = vars(value).get(name)
         if callable(value):
             self.objects.guard(place, "is", value)
+        elif type(value) in (int, float, bool, str):
+            self.objects.guard(place, "equals", value)
 
     def _argument(self, value: Any) -> list[Any]:
         """What of a frame's argument (or result) existed before the call: itself, or what something new holds."""

@@ -29,6 +29,7 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _HOOK_TABLES = vars(sys.modules["torch.nn.modules.module"])
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by Python code
 _OF_TENSORS = frozenset(dir(torch.Tensor))
+_ASK_CLASS = frozenset(("type", "isinstance"))
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -126,8 +127,11 @@ class Reach(Known):
         found += self._attributes(value, table or {}, attributes, names)
         if id(value) in self.flattened:
             found += self.contents[id(value)]
-        if "__class__" in attributes or "type" in names.globals:
-            found.append(kind)
+        if "__class__" in attributes or not _ASK_CLASS.isdisjoint(names.globals):
+            if not isinstance(value, FunctionType) and id(value) not in self.flattened:
+                self.guard(self.home(value), "type", kind)
+            if "__class__" in attributes or "type" in names.globals:
+                found.append(kind)
         return found
 
     def _attributes(self, value: Any, table: dict[str, Any], attributes: set[str], names: Names) -> list[Any]:
