@@ -99,13 +99,17 @@ def _backwards(weight: Node, groups: int) -> Node:
 
 def _product(x: Node, weight: Node, places: Shape, stride: Shape, padding: Shape, dilation: Shape, groups: int) -> Node:
     rank, taps = len(places), weight.shape[2:]
-    if all(k == 1 for k in taps) and not any(padding) and any(s != 1 for s in stride):
-        x, stride = _value(b.slice_(x, (0,) * (rank + 2), (1, 1, *stride), (*x.shape[:2], *places))), (1,) * rank
-    x, computed = _aligned(x, places, stride)
-    needed = ((n - 1) * s + d * (k - 1) + 1 - low for n, s, d, k, low in zip(computed, stride, dilation, taps, padding, strict=True))
-    high = tuple(max(n - size, 0) for n, size in zip(needed, x.shape[2:], strict=True))
-    windows = b.window(b.pad(x, (0, 0, *padding), (0, 0, *high), 0.0), computed, taps, stride, dilation)
-    turned = b.permute(windows, (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)))
+    ones = (1,) * rank
+    if taps == ones != stride and not any(padding):
+        x, stride = _value(b.slice_(x, (0,) * (rank + 2), (1, 1, *stride), (*x.shape[:2], *places))), ones
+    if stride == taps != ones and not any(padding) and dilation == ones:
+        turned, computed = _patches(x, places, taps), places
+    else:
+        x, computed = _aligned(x, places, stride)
+        needed = ((n - 1) * s + d * (k - 1) + 1 - low for n, s, d, k, low in zip(computed, stride, dilation, taps, padding, strict=True))
+        high = tuple(max(n - size, 0) for n, size in zip(needed, x.shape[2:], strict=True))
+        windows = b.window(b.pad(x, (0, 0, *padding), (0, 0, *high), 0.0), computed, taps, stride, dilation)
+        turned = b.permute(windows, (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)))
     (count, channels), rows = x.shape[:2], weight.shape[0] // groups
     depth = channels // groups * math.prod(taps)
     batch = tuple(n for n in (count, groups) if n != 1)
@@ -113,6 +117,14 @@ def _product(x: Node, weight: Node, places: Shape, stride: Shape, padding: Shape
     left = b.reshape(weight, (*(1 if k == 0 and count != 1 else n for k, n in enumerate(batch)), rows, depth))
     made = b.reshape(matrix_product(b.expand(left, (*batch, rows, depth)), right), (count, weight.shape[0], *computed))
     return b.slice_(made, (0,) * (rank + 2), (1,) * (rank + 2), (*made.shape[:2], *places))
+
+
+def _patches(x: Node, places: Shape, taps: Shape) -> Node:
+    """Windows side by side, copied: [N, C, *taps, *places]."""
+    rank = len(places)
+    whole = b.slice_(x, (0,) * (rank + 2), (1,) * (rank + 2), (*x.shape[:2], *(n * k for n, k in zip(places, taps, strict=True))))
+    cut = b.reshape(whole, (*x.shape[:2], *itertools.chain(*zip(places, taps, strict=True))))
+    return _value(b.permute(cut, (0, 1, *range(3, 3 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2))))
 
 
 def _value(x: Node) -> Node:
