@@ -648,3 +648,31 @@ def test_the_last_lane_does_not_read_behind_the_end() -> None:
     assert "load <16 x float>" not in emit([program], host_target())
     x, out = samples(31), np.zeros(16, np.float32)
     assert run(program, [x, out]) == 0 and np.array_equal(out, x[::2])
+
+
+@pytest.mark.parametrize("level", ["sse2", "avx2"])
+@pytest.mark.parametrize("step", [8, 11, 24])
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64, INT32, INT64], ids=str)
+def test_columns_side_by_side_are_turned(dtype: DType, step: int, level: str) -> None:
+    """o[n, step] = x[step, n] transposed: vectors of rows become vectors of columns."""
+    target = x86_target(level)
+    for n in (3, 16, 29):
+        for width in sorted({target.lanes(dtype.bits), 128 // dtype.bits}):
+            body = tuple(Store("o", b.add(b.mul(i, c(step)), c(k)), b.load("x", dtype, b.add(i, c(k * n)))) for k in range(step))
+            program = LoopProgram("kernel", (one("x", dtype, step * n), one("o", dtype, step * n, "out")), i, n, body, "vector", width)
+            if n >= width:
+                assert f"shufflevector <{width} x " in emit([program], target)
+            x, out = samples(step * n, dtype), np.zeros(step * n, dtype.numpy)
+            assert run(program, [x, out], target=target) == 0
+            assert np.array_equal(out.reshape(n, step), x.reshape(step, n).T)
+
+
+def test_turned_columns_that_are_read_by_their_neighbours_are_read_first() -> None:
+    """x[n, 8] = x[n, 8] with the columns the other way round, in place."""
+    at = [b.add(b.mul(i, c(8)), c(k)) for k in range(8)]
+    body = tuple(Store("x", offset, f32("x", other)) for offset, other in zip(at, reversed(at), strict=True))
+    program = LoopProgram("kernel", (one("x", FLOAT32, 8 * 24, "inout"),), i, 24, body, "vector", 8)
+    x = samples(8 * 24)
+    before = x.copy()
+    assert run(program, [x]) == 0
+    assert np.array_equal(x.reshape(24, 8), before.reshape(24, 8)[:, ::-1])

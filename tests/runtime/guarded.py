@@ -149,6 +149,8 @@ FUNCTIONS = {
     "pairs": lambda x: (x[:, : x.shape[1] // 2 * 2 : 2] * 3 - x[:, 1::2], x.reshape(-1)[: x.numel() // 4 * 4].reshape(-1, 4)[:, 1] + 2),
     "side by side": lambda x: (torch.stack((x, x * 2), -1), torch.stack((x, x + 1, x * 3), -1), torch.stack((x > 0, x > 1, x < 0, x < 1), -1)),
     "image": lambda x: F.interpolate(x[None, None], scale_factor=1.7, mode="bilinear"),
+    "products": lambda x: (x @ x.t(), x.t() @ x, F.linear(x.relu(), x[: x.shape[0] // 2 + 1] * 2), x.double() @ x.t().double()),
+    "batched products": lambda x: torch.stack((x, x + 1)) @ torch.stack((x.t(), x.t() * 2)),
     "norm of product": lambda x: (x @ x.t()).relu().sum(1),
 }
 SIZES = [(1, 1), (3, 5), (7, 17), (16, 33), (5, 127), (129, 3), (33, 257)]
