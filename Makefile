@@ -24,7 +24,7 @@ $(VENV)/.models: $(VENV)/.ready
 demo: $(VENV)/.models
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/.ready
+test: $(VENV)/.models
 	$(BIN)/python -m pytest tests -n 2 -m "not slow"
 
 lint: $(VENV)/.ready
