@@ -69,7 +69,7 @@ class Grower(Elements, Places, Sums):
         kinds += (
             ["intreduce", "minmax", "scatter"]
             if exact
-            else ["math", "math", "math", "reduce", "reduce", "norm", "math2", "minmax", "cumsum", "layer", "chain"]
+            else ["math", "math", "math", "reduce", "reduce", "norm", "math2", "minmax", "cumsum", "layer", "chain", "product"]
         )
         return getattr(self, "do_" + r.choice(kinds))()
 

@@ -102,6 +102,32 @@ class Sums(Choices):
             ops += [f"{a} @ {a}.mT", f"torch.einsum('bij,bkj->bik', {a}, {a})"]
         return r.choice(ops), True, [a]
 
+    def do_product(self):
+        """Matrix products with what stands before and after them."""
+        a = self.name(lambda t: t.dtype.is_floating_point and t.dim() >= 2 and t.numel() > 0)
+        if a is None:
+            return None
+        r, (m, k) = self.random, self.values[a].shape[-2:]
+        n = r.choice([1, 2, 5, 8, 17, 40])
+        w = f"torch.arange(1.0, 1.0 + {n * k}, dtype={a}.dtype).sin().reshape({n}, {k})"
+        ops = [
+            f"F.linear({a}, {w})",
+            f"F.gelu(F.linear({a}, {w}, torch.arange(1.0, 1.0 + {n}, dtype={a}.dtype) / {n})) * 2",
+            f"({a} @ {w}.mT).mT + 1",
+            f"{a}.mT @ ({a} * 0.5 + 1)",
+            f"({a} @ {w}.mT) - ({a} @ {w}.mT).mean(-1, keepdim=True)",
+            f"F.softmax({a} @ {a}.mT * 0.125, -1) @ {a}",
+            f"({a} @ {w}.mT) * ({a}.sum(-1, keepdim=True) * 0.25) + {a}[..., :1]",
+            f"torch.tanh({a} @ {w}.mT) @ {w}",
+            f"torch.einsum('...mk,nk->n...m', {a}, {w})",
+            f"({a}[..., 0, :] @ {w}.mT).relu()",
+        ]
+        if self.values[a].dim() == 2:
+            ops += [f"torch.addmm({a}[:, :1], {a}, {w}.mT, beta=0.5, alpha=-0.25)", f"torch.mv({a}, {a}[0] * 0.5)", f"{a}[0] @ {w}.mT"]
+        if m == k:
+            ops += [f"torch.cat([{a} @ {a}, {a}], -1)", f"{a} @ {a} + {a} @ {a}.mT"]
+        return r.choice(ops), True, [a]
+
     def do_chain(self):
         """A norm along one axis into a reduction over another."""
         a = self.name(lambda t: t.dtype.is_floating_point and t.dim() >= 2 and t.numel() > 1)
