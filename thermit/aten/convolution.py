@@ -31,6 +31,7 @@ aten = torch.ops.aten
 EXACT_WORK = 1 << 16  # multiply-adds: up to so many are done in float64, in some microseconds: eager's sums are in many orders, some of them accurate
 LEAST_VOLUME = 1 << 20  # multiply-adds over three axes: of less, eager's sums differ more from the true ones than what agrees with them
 MOST_PLACES = 1024  # of a depthwise convolution whose windows are read under masks: the masks stay in L2
+MOST_MASK_BYTES = 60 << 10  # of one row of the result, one element a tap: two rows of masks must fit (loops/windows.py)
 MOST_TAPS = 25  # of a depthwise convolution: with more, PyTorch's is faster (7 x 7: 0.24 ms over 14 x 14, 0.32 here; 0.9 over 56 x 56, 2.2 here)
 MOST_WASTE = 1.5  # times the places that are asked for
 
@@ -68,6 +69,8 @@ def convolution(
         return NotImplemented
     work = math.prod(places) * input.shape[0] * weight.type.numel
     if rank == 3 and work < LEAST_VOLUME:
+        return NotImplemented
+    if rank > 1 and math.prod(taps) > 1 and math.prod(taps) * places[-1] * input.dtype.itemsize > MOST_MASK_BYTES:
         return NotImplemented
     exact = input.dtype is FLOAT32 and work <= EXACT_WORK
     if exact:

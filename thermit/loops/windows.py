@@ -31,6 +31,7 @@ from thermit.loops.nest import For, LoopProgram, Memory, Product, Span, Stmt, St
 from thermit.loops.rewrite import simplified
 
 MOST_TAPS = 128  # of a window: so many rows of masks
+MASK_BYTES = 128 << 10  # of a task, on the stack beside the blocks
 INSIDE = "inside"
 
 
@@ -131,7 +132,12 @@ class Windows(Packing):
             return True
         asked = set(toposort([self.guard]))
         self.width = first_division([self.guard], s.columns)
-        self.rows_of_masks = min(-(-self.blocks.columns // self.width) + 1, -(-s.columns.extent // self.width))
+        if self.width == s.columns.extent:  # not divided: what a block has
+            self.width, self.rows_of_masks = min(self.blocks.columns, s.columns.extent), 1
+        else:
+            self.rows_of_masks = min(-(-self.blocks.columns // self.width) + 1, -(-s.columns.extent // self.width))
+        if self.taps * self.rows_of_masks * self.width * self.mask.itemsize > MASK_BYTES:
+            return False
         return not asked & {self.channel, self.origin.index} and not any(n.prim in (p.LOAD, p.LOCAL) for n in asked)
 
     def _tap(self) -> Node:
