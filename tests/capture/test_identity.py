@@ -473,3 +473,37 @@ def test_tied_weights() -> None:
     model[0].weight = model[1].weight
     for _ in range(2):
         assert torch.equal(jitted(x), model(x))
+
+
+def test_many_facts_that_hardly_ever_change() -> None:
+    """Guards that are vouched for by versions of dicts (runtime/shorten.py) leave only the arguments to compare."""
+    space = Thing()
+    names = [f"w{n}" for n in range(40)]
+    for name in names:
+        setattr(space, name, torch.full((2,), float(name[1:])))
+    body = " + ".join(f"space.{name}" for name in names)
+    checks = " + ".join(f"(x is space.{name})" for name in names)
+    f = eval(f"lambda x, y: x + y * 0 + {body} + ({checks}) * 1000 + (x is y) * 5000 + (space.w3 is space.w4) * 100", {"space": space})
+    jitted: Any = thermit.jit(f, max_variants=20)
+    x, y = torch.ones(2), torch.zeros(2)
+
+    def agrees(*args: torch.Tensor) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", thermit.ThermitWarning)
+            assert torch.equal(jitted(*args), f(*args))
+
+    for _ in range(30):
+        agrees(x, y)
+    assert jitted._entry.hits == 29
+    agrees(space.w7, y)  # type: ignore[attr-defined]
+    agrees(x, space.w7)  # type: ignore[attr-defined]
+    agrees(x, x)
+    for _ in range(30):
+        agrees(x, y)
+    space.w3 = space.w4  # type: ignore[attr-defined]
+    for _ in range(30):
+        agrees(x, y)
+    space.w3 = torch.full((2,), 3.0)  # type: ignore[attr-defined]
+    for _ in range(30):
+        agrees(x, y)
+    agrees(space.w39, y)  # type: ignore[attr-defined]

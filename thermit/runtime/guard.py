@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, TensorSpec, holds
-from thermit.runtime.native.guards import OPERATIONS
+from thermit.runtime.native.guards import GOLDEN, OPERATIONS
 from thermit.runtime.tables import Tables
 from thermit.runtime.torch_abi import SCALAR_TYPES, Abi
 from thermit.runtime.unchanged import Unchanged
@@ -150,11 +150,19 @@ class GuardTable(Tables):
         return True
 
     def _apart(self, sources: Sequence[Source]) -> None:
-        """Different objects; what `direct` says is not said again."""
-        if len(sources) != self.direct or not all(isinstance(s, Arg) for s in sources):
-            places = [self._place(s) for s in sources]
-            bits = (2 * len(places) - 1).bit_length()
-            self._emit("APART", 0, self.add(places), len(places), bits)
+        """Different objects; what `direct` says is not said again.  Those that the words vouch for are looked up in a table made now."""
+        if len(sources) == self.direct and all(isinstance(s, Arg) for s in sources):
+            return
+        unchanged = self._unchanged
+        known = [id(unchanged.value(s)) for s in sources if unchanged is not None and unchanged.covers(s)]
+        places = [self._place(s) for s in sources if unchanged is None or not unchanged.covers(s)]
+        if known:
+            bits = _bits(len(known))
+            table = self.add(hashed(known, bits))
+            for place in places:
+                self._emit("ABSENT_FROM", place, table, bits)
+        if len(places) > 1:
+            self._emit("APART", 0, self.add(places), len(places), _bits(len(places)))
 
     def _is_named(self, guard: Guard) -> bool:
         """Whether it asks for an entry of a dict that nothing else is fetched from: then it needs no slot."""
@@ -179,6 +187,22 @@ class GuardTable(Tables):
             return holds(guards, Call(args, kwargs)) is None
 
         return rest_holds
+
+
+def _bits(count: int) -> int:
+    """Of a table that is at most half full."""
+    return (2 * count - 1).bit_length()
+
+
+def hashed(values: Sequence[int], bits: int) -> list[int]:
+    """The table that `apart` (native/guards.py) makes of these addresses."""
+    table, last = [0] * (1 << bits), (1 << bits) - 1
+    for value in values:
+        at = ((value >> 4) * GOLDEN & 0xFFFF_FFFF_FFFF_FFFF) >> (64 - bits)
+        while table[at]:
+            at = (at + 1) & last
+        table[at] = value
+    return table
 
 
 def _is_native(source: Source) -> bool:

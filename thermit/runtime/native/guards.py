@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # instructions of six words: operation, place, three operands, unused.  A place >= 0 is a slot, place -1 - k is argument k.
 FETCHES = ("HELD", "CELL", "GLOBAL", "ATTR", "ITEM")
-TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "KEYS", "ABSENT", "TENSOR", "PYTHON", "NAMED", "SAME", "APART")
+TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "KEYS", "ABSENT", "TENSOR", "PYTHON", "NAMED", "SAME", "APART", "ABSENT_FROM")
 OPERATIONS = {name: number for number, name in enumerate((*FETCHES, *TESTS))}
 CONSTANTS = {f"OP_{name}": number for name, number in OPERATIONS.items()}
-CONSTANTS["GOLDEN"] = -7046029254386353131  # 2^64 / golden ratio, odd: spreads addresses over the high bits
+GOLDEN = CONSTANTS["GOLDEN"] = -7046029254386353131  # 2^64 / golden ratio, odd: spreads addresses over the high bits
 
 TEXT = '''
 def keywords_match(names, kwnames):
@@ -61,6 +61,15 @@ def apart_in_table(places, count, bits, slots, args):
     if bytes > PROBE_BYTES:
         touch(table, bytes)
     return all_new(places, count, bits, table, slots, args)
+
+def absent_from(table, bits, value):
+    """Whether an address is not in a table."""
+    at = ((value >> 4) * GOLDEN) >> (64 - bits)
+    while i64[table + 8 * at] != 0:
+        if i64[table + 8 * at] == value:
+            return 0
+        at = (at + 1) & ((1 << bits) - 1)
+    return 1
 
 def all_new(places, count, bits, table, slots, args):
     for k in range(0, 1 << bits):
@@ -148,6 +157,8 @@ def test(operation, instruction, value):
         return i64[value + 8] == expected and i64[value + 16] == i64[instruction + 24]
     if operation == OP_KEYS:
         return keys_hold(value, expected)
+    if operation == OP_ABSENT_FROM:
+        return absent_from(expected, i64[instruction + 24], value)
     if operation == OP_ABSENT:
         return absent(value, expected)
     if value == expected:
