@@ -33,7 +33,8 @@ LEAST_VOLUME = 1 << 20  # multiply-adds over three axes: of less, eager's sums d
 MOST_PLACES = 1024  # of a depthwise convolution whose windows are read under masks: the masks stay in L2
 MOST_MASK_BYTES = 60 << 10  # of one row of the result, one element a tap: two rows of masks must fit (loops/windows.py)
 MOST_TAPS = 25  # of a depthwise convolution: with more, PyTorch's is faster (7 x 7: 0.24 ms over 14 x 14, 0.32 here; 0.9 over 56 x 56, 2.2 here)
-MOST_WASTE = 1.5  # times the places that are asked for
+MOST_WASTE = 1.25  # times the places that are asked for: windows without padding over small images are left to PyTorch
+MOST_WINDOW = 128  # taps (13 x 13: twice as fast in PyTorch)
 
 
 @lower(aten.convolution.default)
@@ -70,14 +71,17 @@ def convolution(
     work = math.prod(places) * input.shape[0] * weight.type.numel
     if rank == 3 and work < LEAST_VOLUME:
         return NotImplemented
-    if rank > 1 and math.prod(taps) > 1 and math.prod(taps) * places[-1] * input.dtype.itemsize > MOST_MASK_BYTES:
-        return NotImplemented
     exact = input.dtype is FLOAT32 and work <= EXACT_WORK
+    is_depthwise = weight.shape[:2] == (groups, 1)
+    if is_depthwise and math.prod(taps) > MOST_TAPS:
+        return NotImplemented
+    if not is_depthwise and work > EXACT_WORK and math.prod(taps) > 1 and not _is_apart(taps, stride, padding, dilation):
+        masks = math.prod(taps) * places[-1] * input.dtype.itemsize if rank > 1 else 0
+        if masks > MOST_MASK_BYTES or math.prod(taps) > MOST_WINDOW or _waste(input, places, stride) > MOST_WASTE:
+            return NotImplemented
     if exact:
         input, weight = _value(b.cast(input, FLOAT64)), _value(b.cast(weight, FLOAT64))
-    if weight.shape[:2] == (groups, 1):
-        if math.prod(taps) > MOST_TAPS:
-            return NotImplemented
+    if is_depthwise:
         made = _depthwise(input, weight, places, stride, padding, high, dilation)
     else:
         made = _product(input, weight, places, stride, padding, dilation, groups)
@@ -105,7 +109,7 @@ def _product(x: Node, weight: Node, places: Shape, stride: Shape, padding: Shape
     ones = (1,) * rank
     if taps == ones != stride and not any(padding):
         x, stride = _value(b.slice_(x, (0,) * (rank + 2), (1, 1, *stride), (*x.shape[:2], *places))), ones
-    if stride == taps != ones and not any(padding) and dilation == ones:
+    if taps != ones and _is_apart(taps, stride, padding, dilation):
         turned, computed = _patches(x, places, taps), places
     else:
         x, computed = _aligned(x, places, stride)
@@ -122,12 +126,22 @@ def _product(x: Node, weight: Node, places: Shape, stride: Shape, padding: Shape
     return b.slice_(made, (0,) * (rank + 2), (1,) * (rank + 2), (*made.shape[:2], *places))
 
 
+def _is_apart(taps: Shape, stride: Shape, padding: Shape, dilation: Shape) -> bool:
+    """Whether windows stand side by side."""
+    return stride == taps and not any(padding) and all(d == 1 for d in dilation)
+
+
 def _patches(x: Node, places: Shape, taps: Shape) -> Node:
     """Windows side by side, copied: [N, C, *taps, *places]."""
     rank = len(places)
     whole = b.slice_(x, (0,) * (rank + 2), (1,) * (rank + 2), (*x.shape[:2], *(n * k for n, k in zip(places, taps, strict=True))))
     cut = b.reshape(whole, (*x.shape[:2], *itertools.chain(*zip(places, taps, strict=True))))
     return _value(b.permute(cut, (0, 1, *range(3, 3 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2))))
+
+
+def _waste(x: Node, places: Shape, stride: Shape) -> float:
+    """How many places `_aligned` computes, times those that are asked for."""
+    return math.prod(max(1.0, -(-size // s) / n) for size, n, s in zip(x.shape[3:], places[1:], stride[1:], strict=True))
 
 
 def _value(x: Node) -> Node:
@@ -144,8 +158,6 @@ def _aligned(x: Node, places: Shape, stride: Shape) -> tuple[Node, Shape]:
     """
     wide = tuple(-(-n // s) for n, s in zip(x.shape[2:], stride, strict=True))
     computed = (places[0], *(max(n, w) for n, w in zip(places[1:], wide[1:], strict=True)))
-    if math.prod(computed) > MOST_WASTE * math.prod(places):
-        return x, places
     wide = (wide[0], *computed[1:])
     more = tuple(w * s - n for w, s, n in zip(wide, stride, x.shape[2:], strict=True))
     if not any(more) and all(s == 1 for s in stride):
