@@ -216,6 +216,55 @@ def test_objects_that_the_function_made_are_built_again() -> None:
     assert layers[0].owner is layers[1].owner is built["box"] and built["box"].value[0] is doubled[0]
 
 
+class Output(collections.OrderedDict):  # type: ignore[type-arg]
+    """As libraries hand out results: entries are attributes, too."""
+
+    built = 0
+
+    def __init__(self, **entries: Any) -> None:
+        super().__init__()
+        Output.built += 1
+        for name, value in entries.items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        super().__setattr__(name, value)
+
+
+class Counted(Options):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.more = [len(self)]
+
+
+def test_derived_dicts_that_the_function_made_are_built_again() -> None:
+    output, count = Output(x=X, pair=(X, Y)), Output.built
+    for value in (output, Counted(x=X, y=[Y])):
+        template, leaves = result_template(value, leaf, lambda _: None, lambda _: True)
+        doubled = [t * 2 for t in leaves]
+        built = template.build(doubled, Call((), {}))
+        assert type(built) is type(value) and built is not value and list(built) == list(value)
+        assert built["x"] is doubled[0] and list(vars(built)) == list(vars(value))
+    assert built.more == [2] and built.more is not value.more  # type: ignore[attr-defined]
+    again = result_template(output, leaf, lambda _: None, lambda _: True)[0].build([Y, X], Call((), {}))
+    assert again.x is Y and again["pair"][1] is X and again.pair is again["pair"] and Output.built == count
+    again.move_to_end("x")
+    assert list(again) == ["pair", "x"]
+
+
+def test_derived_dicts_with_more_state_cannot_be_built() -> None:
+    class Slots(dict):  # type: ignore[type-arg]
+        __slots__ = ("a",)
+
+    class Factory(collections.defaultdict):  # type: ignore[type-arg]
+        pass
+
+    for value in (Slots(), Factory(list)):
+        with pytest.raises(NotStatic):
+            result_template(value, leaf, lambda _: None, lambda _: True)
+
+
 def test_objects_that_have_more_than_a_dict_cannot_be_built() -> None:
     class Slots:
         __slots__ = ("a",)

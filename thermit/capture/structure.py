@@ -71,7 +71,7 @@ class Substitution:
         for (container, copied), before, after in zip(self.copies, self._before, counts, strict=True):
             if after > before:  # the function stored it: the caller's own is to be found there
                 for holder in gc.get_referrers(copied):
-                    _exchange(holder, copied, container)
+                    exchange(holder, copied, container)
             _refill(copied, self._original)
         self._made.clear()
         self._originals.clear()
@@ -179,7 +179,7 @@ def _become(container: Any, copied: Any, original: Callable[[Any], Any]) -> None
                 object.__delattr__(container, name)
 
 
-def _exchange(holder: Any, old: Any, new: Any) -> None:
+def exchange(holder: Any, old: Any, new: Any) -> None:
     """Puts `new` where `holder` has `old`: a dict (of an object, of globals), a list, a closed-over variable."""
     if isinstance(holder, dict):
         for key, value in list(dict.items(holder)):
@@ -192,7 +192,7 @@ def _exchange(holder: Any, old: Any, new: Any) -> None:
     elif isinstance(holder, CellType) and holder.cell_contents is old:
         holder.cell_contents = new
     elif type(getattr(holder, "__dict__", None)) is dict:  # an object whose dict did not exist until it was asked for
-        _exchange(holder.__dict__, old, new)
+        exchange(holder.__dict__, old, new)
 
 
 def _is_refillable(value: Any) -> bool:
@@ -295,6 +295,8 @@ class _Builder:
             return lambda tensors, call, made: tuple.__new__(kind, [p(tensors, call, made) for p in parts])
         if isinstance(value, tuple) and hasattr(kind, "n_sequence_fields"):
             return self._sequence(kind, value)
+        if isinstance(value, dict) and (self.made(value) or kind in SUPPORTED_NODES) and (base := _plain_dict(kind)) is not None:
+            return self._derived(kind, base, value)
         if kind in SUPPORTED_NODES:
             node = SUPPORTED_NODES[kind]
             children, context = node.flatten_fn(value)
@@ -351,6 +353,23 @@ class _Builder:
 
         return build
 
+    def _derived(self, kind: type, base: Any, value: Any) -> Build:
+        """An object of a class derived from dict: what it holds and its attributes (running the class's code would take longer)."""
+        items = [(key, self.node(part)) for key, part in dict.items(value)]
+        attributes = [(name, self.node(part)) for name, part in vars(value).items()]
+        write = base.__setitem__
+
+        def build(tensors: Sequence[torch.Tensor], call: Call, made: dict[int, Any]) -> Any:
+            new = base.__new__(kind)
+            for key, part in items:
+                write(new, key, part(tensors, call, made))
+            own = new.__dict__
+            for name, part in attributes:
+                own[name] = part(tensors, call, made)
+            return new
+
+        return build
+
     def _constant(self, value: Any) -> Build:
         leaves = Leaves()
         freeze(value, leaves)
@@ -365,7 +384,23 @@ def _is_plain(kind: Any) -> bool:
     return ordinary and kind.__basicsize__ == _Plain.__basicsize__ and kind.__dictoffset__ == _Plain.__dictoffset__ and not hasattr(kind, "__del__")
 
 
+def _plain_dict(kind: Any) -> Any:
+    """dict or OrderedDict, where objects of this class derived from it have no state but what they hold and a dict of attributes; else None."""
+    base = OrderedDict if issubclass(kind, OrderedDict) else dict
+    like = _PlainOrderedDict if base is OrderedDict else _PlainDict
+    same = kind.__basicsize__ == like.__basicsize__ and kind.__dictoffset__ == like.__dictoffset__ and kind.__new__ is like.__new__
+    return base if same and kind is not base and not hasattr(kind, "__del__") else None
+
+
 class _Plain:
+    pass
+
+
+class _PlainDict(dict[Any, Any]):
+    pass
+
+
+class _PlainOrderedDict(OrderedDict[Any, Any]):
     pass
 
 
