@@ -112,3 +112,14 @@ def test_max_pool_of_one_axis_refuses_integers():
     for pool in (lambda x: torch.max_pool1d(x, 2), thermit.jit(lambda x: torch.max_pool1d(x, 2))):
         with pytest.raises(NotImplementedError, match="max_pool1d_impl"):
             pool(x)
+
+
+def test_mean_of_an_image_with_channels_innermost_is_traced():
+    """PyTorch changes the strides of what it has just made (as_strided_)."""
+    x = X.contiguous(memory_format=torch.channels_last)
+
+    def function(x):
+        return torch.sigmoid(torch.nn.functional.adaptive_avg_pool2d(x, 1)), x
+
+    got, want = thermit.jit(function, strict=True)(x)[0], function(x)[0]
+    assert torch.allclose(got, want) and got.stride() == want.stride()

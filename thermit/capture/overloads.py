@@ -22,13 +22,14 @@ _LIVE_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # What the schema does not tell: these return their own argument, change metadata, or do more than they say.
 _LIVE = {
     aten.set_.source_Tensor, aten.set_.source_Storage, aten.set_.source_Storage_storage_offset, aten.set_.default,
-    aten.set_.source_Tensor_storage_offset, aten.resize_.default, aten.resize_as_.default, aten.as_strided_.default,
+    aten.set_.source_Tensor_storage_offset, aten.resize_.default, aten.resize_as_.default,
     aten.swapaxes_.default, aten.swapdims_.default, aten._conj.default, aten._neg_view.default, aten.is_pinned.default,
     aten._pin_memory.default, aten.record_stream.default, aten._assert_async.default, aten._assert_async.msg,
     aten._fused_moving_avg_obs_fq_helper.default, aten.equal.default,
 }  # fmt: skip
 # What user code calls by name goes live before (standin.py); PyTorch itself does it to tensors that it has just made (vector @ matrix).
-_RESHAPES = {aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.unsqueeze_.default, aten.t_.default, aten.transpose_.default}
+_RESHAPES = {aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.unsqueeze_.default, aten.t_.default, aten.transpose_.default,
+             aten.as_strided_.default}  # fmt: skip
 _ITSELF = {aten.detach_.default, aten.resolve_conj.default, aten.resolve_neg.default}
 
 # Batch norm in training changes its running statistics, which the schema of the usual overload hides; this one returns them.
