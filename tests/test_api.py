@@ -430,9 +430,9 @@ def test_compile_beforehand_of_a_method():
 @pytest.mark.parametrize(
     "changes, text",
     [
-        ({"debug": "x"}, "debug='x': not a int"),
-        ({"disable": 1}, "disable=1: not a bool"),
-        ({"skip": "simplify"}, "skip='simplify': not a tuple"),
+        ({"debug": "x"}, "debug='x': must be of type int"),
+        ({"disable": 1}, "disable=1: must be of type bool"),
+        ({"skip": "simplify"}, "skip='simplify': must be of type tuple"),
         ({"nope": 0}, "no option is called nope; there are debug, skip"),
     ],
 )

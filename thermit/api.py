@@ -422,11 +422,17 @@ def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bo
     given: list[Substitution] = []
 
     def refuse(reason: str, where: str) -> None:
-        if holder and holder[0].is_open:
+        if not holder:
+            return
+        if holder[0].is_open:
             watcher.pause()
             if watcher.again and not strict and not given[0].is_changed:
                 raise Restart(reason, tuple(watcher.objects.guards.values()), where)
             holder[0].go_live(reason)
+        if watcher.objects.twice is not None:
+            watcher.pause()
+            holder[0].exchange()
+        watcher.resume()
 
     watcher: Watcher = watch(function, call, refuse)
 

@@ -48,7 +48,7 @@ class Config:
         for f in fields(self):
             value = getattr(self, f.name)
             if type(value) is not type(f.default):
-                raise TypeError(f"{f.name}={value!r}: not a {type(f.default).__name__}")
+                raise TypeError(f"{f.name}={value!r}: must be of type {type(f.default).__name__}")
         unknown = [name for name in self.skip if name not in STAGES]
         if unknown:
             raise ValueError(f"THERMIT_SKIP: no stage is called {', '.join(unknown)}; those that can be left out are {', '.join(STAGES)}")

@@ -507,3 +507,29 @@ def test_many_facts_that_hardly_ever_change() -> None:
     for _ in range(30):
         agrees(x, y)
     agrees(space.w39, y)  # type: ignore[attr-defined]
+
+
+def _compared_later(a: Any, box: Any = None) -> Any:
+    given = a if box is None else box[0]
+    inner = lambda: given is KEPT  # noqa: E731
+    same = [given is KEPT, any(t is given for t in IN_LIST), inner()]
+    return given + sum(same) + (10 if given in {KEPT} else 20)
+
+
+@pytest.mark.parametrize("boxed", [False, True])
+@pytest.mark.parametrize(
+    "before", [lambda a: a.sum().item(), lambda a: print(end=""), lambda a: setattr(Thing, "seen", object())], ids=["value", "effect", "state"]
+)
+def test_compared_when_it_is_too_late_to_begin_again(before: Any, boxed: bool) -> None:
+    def function(a: Any) -> Any:
+        before(a[0] if boxed else a)
+        b = (a[0] if boxed else a) * 2
+        return b + (_compared_later(None, a) if boxed else _compared_later(a))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", thermit.ThermitWarning)
+        for tensor in (KEPT, torch.ones(1)):
+            jitted, argument = thermit.jit(function), [tensor] if boxed else tensor
+            for _ in range(2):
+                assert torch.equal(jitted(argument), function(argument))
+                assert not boxed or (len(argument) == 1 and argument[0] is tensor)

@@ -119,7 +119,7 @@ class Watcher:
         self._writes: dict[str, str] = {}
         self._own: dict[str, str] = {}  # facts that only a tensor itself knows and that code which ran names: where
         self.native = ""
-        self._tries = self._walks = self._identifies = False
+        self._tries = self._walks = self._identifies = self._asked = False
         self._before = ambient()
         self._profiler: Any = None  # the one that was active
         self._chained: Any = None  # the same, where it can be called: those written in C cannot
@@ -230,7 +230,9 @@ class Watcher:
         elif event == "return" and arg is not None and frame.f_code in _HANDING_CODES:
             self._handed(frame, arg)
         known = self.objects
-        if known.twice is not None and (self._identifies or known.twice_copied) and self.refused is None:
+        if known.twice is not None and (self._identifies or known.twice_copied) and not self._asked:
+            self._asked = True
+            self._told = False  # whatever was refused before: stand-ins must go
             self._refuse_again(f"an argument is also {known.twice}, and it may be asked which object it is", frame)
 
     def _refuse(self, reason: str, frame: FrameType | None) -> None:

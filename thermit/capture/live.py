@@ -7,10 +7,14 @@ Invariant: each call of the log is made once; afterwards every stand-in has a re
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import sys
 import threading
 import warnings
+from dataclasses import fields
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,10 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thermit.capture.arguments import argument, tensors_in
 from thermit.capture.infer import convert
+from thermit.capture.origin import MODULES, code_origin
 from thermit.capture.overloads import overload_of
 from thermit.capture.recording import CLOSED, LIVE, TRACING, Recording, Restart, ThermitWarning, Watcher, advice, line_text, told, user_line
 from thermit.capture.standin import READS, StandIn, has_history, is_stand_in, leaked, own
 from thermit.capture.storage import Geometry
+from thermit.capture.structure import exchange
 from thermit.errors import DataDependentError, UnsupportedError
 from thermit.ir import build as b
 
@@ -161,6 +167,28 @@ class LiveMode(TorchDispatchMode):
         except BaseException as failure:
             self.failure = failure
             raise
+
+    def exchange(self) -> None:
+        """Real tensors in place of the stand-ins for arguments, in variables and containers of the function: it may ask which object one is."""
+        own = {id(part) for part in (*vars(self).values(), *[getattr(self.record, f.name) for f in fields(self.record)])}
+        frames: list[FrameType] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if code_origin(frame.f_code) >= MODULES:
+                frames.append(frame)
+            frame = frame.f_back
+        for i in self.record.inputs:
+            if i.source is None or i.stand_in.backing is None:
+                continue
+            for holder in gc.get_referrers(i.stand_in):
+                if id(holder) not in own:
+                    exchange(holder, i.stand_in, i.tensor)
+            for frame in frames:
+                names = [name for name, value in frame.f_locals.items() if value is i.stand_in]
+                for name in names:
+                    frame.f_locals[name] = i.tensor
+                if names and sys.version_info < (3, 13):
+                    ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
     def _raise(self, reads: bool) -> None:
         kind = DataDependentError if reads else UnsupportedError

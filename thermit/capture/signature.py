@@ -147,7 +147,10 @@ class Item(Source):
         return self.base.read(call)[self.key]
 
     def __str__(self) -> str:
-        return f"{self.base}[{self.key!r}]"
+        base = self.base
+        if isinstance(base, Attr) and base.name == "__dict__" and type(self.key) is str:
+            return f"{base.base}.{self.key}"
+        return f"{base}[{self.key!r}]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,7 +244,8 @@ class Guard:
             case "same":
                 return f"{self.source} is {self.expected}"
             case "apart":
-                return f"{', '.join(map(str, self.expected))} are different objects"
+                few, count = ", ".join(map(str, self.expected[:6])), len(self.expected)
+                return f"{few}{f', ... ({count})' if count > 6 else ''} are different objects"
             case "type":
                 return f"type({self.source}) is {self.expected.__qualname__}"
             case "deep":
