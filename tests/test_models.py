@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -182,3 +183,43 @@ def test_equal_layers_share_kernels() -> None:
     (variant,) = [v for found in state.variants.values() for v in found]
     codes = variant.compilation.codes.values()
     assert len({(id(code.module), code.symbol) for code in codes}) <= 0.7 * len(codes)
+
+
+def test_two_threads_at_once() -> None:
+    model = bert()
+    jitted = thermit.jit(model, strict=True)
+    requests = [WORDS, WORDS + 1]
+    wants = [model(input_ids=words, attention_mask=MASK).last_hidden_state for words in requests]
+    jitted(input_ids=WORDS, attention_mask=MASK)
+    wrong: list[Any] = []
+
+    def serve(words: torch.Tensor, want: torch.Tensor) -> None:
+        with torch.no_grad():
+            for _ in range(100):
+                got = jitted(input_ids=words, attention_mask=MASK).last_hidden_state
+                if not torch.allclose(got, want, rtol=1e-5, atol=1e-6):
+                    wrong.append(got)
+
+    threads = [threading.Thread(target=serve, args=pair) for pair in zip(requests, wants, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and compiled(jitted) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux")
+def test_many_calls_keep_no_memory() -> None:
+    model = bert()
+    jitted = thermit.jit(model, strict=True)
+
+    def resident_bytes() -> int:
+        with open("/proc/self/statm") as sizes:
+            return int(sizes.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    for _ in range(300):
+        jitted(input_ids=WORDS)
+    before = resident_bytes()
+    for _ in range(3000):
+        jitted(input_ids=WORDS)
+    assert resident_bytes() - before < 1 << 20
