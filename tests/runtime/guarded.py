@@ -9,6 +9,7 @@ at every multiple of the grain.  Results must be those of the ordinary run, bit 
 import ctypes
 import faulthandler
 import itertools
+import math
 import mmap
 import sys
 import warnings
@@ -128,6 +129,14 @@ def check(name, function, arguments):
     return count
 
 
+def channels(x, count):
+    return torch.stack([x * (k + 1) for k in range(count)])[None]
+
+
+def filters(*shape):
+    return torch.arange(math.prod(shape)).reshape(shape) % 7 * 0.1
+
+
 FUNCTIONS = {
     "chain": lambda x: F.gelu(x * 2 + x.sin()) * torch.sigmoid(x).sqrt(),
     "softmax": lambda x: x.softmax(-1),
@@ -151,6 +160,13 @@ FUNCTIONS = {
     "image": lambda x: F.interpolate(x[None, None], scale_factor=1.7, mode="bilinear"),
     "products": lambda x: (x @ x.t(), x.t() @ x, F.linear(x.relu(), x[: x.shape[0] // 2 + 1] * 2), x.double() @ x.t().double()),
     "batched products": lambda x: torch.stack((x, x + 1)) @ torch.stack((x.t(), x.t() * 2)),
+    "convolution": lambda x: F.conv2d(channels(x, 12), filters(20, 12, 3, 3), padding=1).relu(),
+    "convolution with strides": lambda x: F.conv2d(channels(x, 12), filters(40, 12, 5, 3), stride=2, padding=2),
+    "convolution without padding": lambda x: F.conv2d(channels(x, 12).double(), filters(40, 12, 2, 2).double()) if min(x.shape) > 1 else x,
+    "convolution over one axis": lambda x: F.conv1d(channels(x, 12).flatten(2), filters(40, 12, 5), padding=2),
+    "channels innermost": lambda x: F.conv2d(channels(x, 12).contiguous(memory_format=torch.channels_last), filters(20, 12, 3, 3), padding=1),
+    "each channel by itself": lambda x: F.conv2d(channels(x, 12), filters(12, 1, 3, 3), padding=1, groups=12),
+    "patches": lambda x: F.conv2d(channels(x, 12), filters(40, 12, 2, 3), stride=(2, 3)) if x.shape[0] > 1 and x.shape[1] > 2 else x,
     "norm of product": lambda x: (x @ x.t()).relu().sum(1),
 }
 SIZES = [(1, 1), (3, 5), (7, 17), (16, 33), (5, 127), (129, 3), (33, 257)]
