@@ -119,7 +119,7 @@ class Machine:
         self.env[s.index] = np.arange(extent)
         left = np.stack([np.broadcast_to(self.value(x), extent) for x in s.left])
         first = np.broadcast_to(self.value(s.right.args[0]), extent)
-        right = np.stack([self.load(s.right, [first + c]) for c in range(s.width)], -1)
+        right = np.stack([self.load(s.right, [first + c * s.apart]) for c in range(s.width)], -1)
         del self.env[s.index]
         made = left.astype(np.float64) @ right
         memory, rows, offset = self.memories[s.memory], self.rows.get(s.memory), int(self.value(s.offset))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -96,8 +97,11 @@ def tiles(body: tuple[Stmt, ...]) -> list[Tile]:
 
 def check(case: Case, how: str = "native") -> None:
     buffers, want = buffers_of(case)
-    program = tiled(case, host_target() if how == "native" else x86_target("avx2"))
-    (natively.execute if how == "native" else interpret.run)(program, buffers)
+    target = host_target() if how == "native" else x86_target("sse2" if how == "sse2" else "avx2")
+    if how == "interpreted":
+        interpret.run(tiled(case, target), buffers)
+    else:
+        natively.execute(tiled(case, target), buffers, target)
     bound = 1e-5 if case.dtype is FLOAT32 else 1e-13
     np.testing.assert_allclose(buffers[-1], want, rtol=bound, atol=bound * 4 * case.depth**0.5, err_msg=str(case))
 
@@ -148,6 +152,18 @@ def test_interpreted_in_small_blocks(case: Case, small_blocks: None) -> None:
     check(case, "interpreted")
 
 
+FEW_ROWS = [Case(2, 4, 45), Case(3, 30, 64), Case(4, 17, 100, 3, epilogue=True), Case(5, 9, 67), Case(7, 66, 33, dtype=FLOAT64), Case(11, 20, 1030),
+            Case(13, 23, 2060, epilogue=True), Case(16, 41, 70, 2, dtype=FLOAT64)]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [replace(c, right="jk") for c in FEW_ROWS], ids=str)
+@pytest.mark.parametrize("how", ["native", "sse2", "interpreted"])
+def test_few_rows_are_read_where_they_lie(case: Case, how: str) -> None:
+    assert all(t.apart == case.depth for t in tiles(tiled(case, host_target()).body))
+    if how != "interpreted" or case.depth < 200:
+        check(case, how)
+
+
 @pytest.mark.parametrize("left, right", ORDERS)
 def test_large(left: str, right: str) -> None:
     check(Case(150, 210, 1100, 1, left, right, epilogue=True))
@@ -156,8 +172,8 @@ def test_large(left: str, right: str) -> None:
 @pytest.mark.parametrize("target", [x86_target("avx512"), x86_target("sse2"), AARCH64], ids=["avx512", "sse2", "aarch64"])
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
 def test_other_targets(target: Target, dtype: DType) -> None:
-    for left, right in ORDERS:
-        program = tiled(Case(30, 70, 45, 2, left, right, dtype, epilogue=True), target)
+    for rows, (left, right) in zip((30, 30, 30, 30, 7), (*ORDERS, ("ik", "jk")), strict=True):
+        program = tiled(Case(rows, 70, 45, 2, left, right, dtype, epilogue=True), target)
         assert "fma" in (text := assembly_of(program, target)) or "fmla" in text or not target.has_fma
 
 

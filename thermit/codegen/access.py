@@ -161,37 +161,45 @@ def interleaved(w: FunctionWriter, raws: list[str], dtype: DType, width: int) ->
     return w.op(f"shufflevector {two} {pairs[0]}, {two} {other}, <{step * width} x i32> <{order}>")
 
 
+def within(w: FunctionWriter, x: str, y: str, kind: str, width: int, inside: int, low: Sequence[int]) -> str:
+    """Lanes of two vectors, the same inside of each block of `inside` lanes: numbers from `inside` on are lanes of the second vector."""
+    order = [b + (k if k < inside else k - inside + width) for b in range(0, width, inside) for k in low]
+    of = vector(kind, width)
+    return w.op(f"shufflevector {of} {x}, {of} {y}, <{width} x i32> <{', '.join(f'i32 {k}' for k in order)}>")
+
+
+def part(w: FunctionWriter, x: str, kind: str, width: int, start: int, count: int) -> str:
+    """`count` lanes of a vector, from `start` on."""
+    of, order = vector(kind, width), ", ".join(f"i32 {start + k}" for k in range(count))
+    return w.op(f"shufflevector {of} {x}, {of} poison, <{count} x i32> <{order}>")
+
+
 def turned(w: FunctionWriter, raws: list[str], dtype: DType) -> list[str]:
     """As many vectors as they have lanes, transposed: first pairs or fours inside of 128 bits, which is one instruction each, then blocks of 128."""
     kind, width = memory_type(dtype), len(raws)
     inside = min(16 // dtype.itemsize, width)
 
-    def shuffled(x: str, y: str, order: list[int]) -> str:
-        of = vector(kind, width)
-        return w.op(f"shufflevector {of} {x}, {of} {y}, <{width} x i32> <{', '.join(f'i32 {k}' for k in order)}>")
-
-    def blocks(low: Sequence[int]) -> list[int]:
-        """The same inside of each 128 bits: numbers from `inside` on are lanes of the second vector."""
-        return [b + (k if k < inside else k - inside + width) for b in range(0, width, inside) for k in low]
+    def shuffled(x: str, y: str, low: Sequence[int]) -> str:
+        return within(w, x, y, kind, width, inside, low)
 
     rows = list(raws)
     if inside == 2:
-        rows = [shuffled(rows[k // 2 * 2], rows[k // 2 * 2 + 1], blocks((0, 2) if k % 2 == 0 else (1, 3))) for k in range(width)]
+        rows = [shuffled(rows[k // 2 * 2], rows[k // 2 * 2 + 1], (0, 2) if k % 2 == 0 else (1, 3)) for k in range(width)]
     elif inside == 4:
-        pairs = []
+        fours = []
         for k in range(0, width, 4):
             a, b, c, d = rows[k : k + 4]
             for low in ((0, 4, 1, 5), (2, 6, 3, 7)):
-                x, y = shuffled(a, b, blocks(low)), shuffled(c, d, blocks(low))
-                pairs += [shuffled(x, y, blocks((0, 1, 4, 5))), shuffled(x, y, blocks((2, 3, 6, 7)))]
-        rows = pairs
+                x, y = shuffled(a, b, low), shuffled(c, d, low)
+                fours += [shuffled(x, y, (0, 1, 4, 5)), shuffled(x, y, (2, 3, 6, 7))]
+        rows = fours
     step = inside
     while step < width:  # blocks of `step` lanes change places across the diagonal
         for k in range(width):
             if not k & step:
                 x, y = rows[k], rows[k + step]
-                rows[k] = shuffled(x, y, [lane if not lane & step else width + lane - step for lane in range(width)])
-                rows[k + step] = shuffled(x, y, [lane + step if not lane & step else width + lane for lane in range(width)])
+                rows[k] = within(w, x, y, kind, width, width, [n if not n & step else width + n - step for n in range(width)])
+                rows[k + step] = within(w, x, y, kind, width, width, [n + step if not n & step else width + n for n in range(width)])
         step *= 2
     return rows
 

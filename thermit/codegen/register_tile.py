@@ -13,7 +13,7 @@ no register holds an address of its own or an element longer than one row.  Inva
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from thermit.codegen import access
 from thermit.codegen.expressions import ExpressionWriter
@@ -153,10 +153,15 @@ class Writer:
         return [w.op(f"phi {self.of} [ {old}, %{before} ], [ {new}, %{last} ]") for old, new in zip(sums, made, strict=True)]
 
     def loop(self, left: list[Place], right: Place, sums: list[str], start: str, stop: str, unroll: int, again: bool) -> list[str]:
-        """Steps from `start` below `stop`, `unroll` at a time, at least once; `again`: more than once."""
+        return self.repeated(left, right, sums, start, stop, range(unroll), unroll, again)
+
+    def repeated(
+        self, left: list[Place], right: Place, sums: list[str], start: str, stop: str, steps: Sequence[int], by: int, again: bool
+    ) -> list[str]:
+        """Steps from `start` below `stop`, `by` of them at a time, at least once; `again`: more than once."""
         w = self.w
         if not again:
-            for k in range(unroll):
+            for k in steps:
                 sums = self.step(left, right, sums, start, k)
             return sums
         head, after = w.label("loop"), w.label("done")
@@ -167,19 +172,116 @@ class Writer:
         names = [f"%t{j}.{head}" for j in range(len(sums))]
         place = len(w.at)
         made = names
-        for k in range(unroll):
+        for k in steps:
             made = self.step(left, right, made, index, k)
         for p in self.ahead:
             w.line(f"  call void @llvm.prefetch.p0(ptr {self.address(p, index, 0)}, i32 0, i32 3, i32 1)")
         w.at[place:place] = [f"  {n} = phi {self.of} [ {x}, %{entered} ], [ {y}, %{head} ]" for n, x, y in zip(names, sums, made, strict=True)]
-        w.line(f"  {index}.next = add nuw nsw i64 {index}, {unroll}\n  {index}.more = icmp slt i64 {index}.next, {stop}")
+        w.line(f"  {index}.next = add nuw nsw i64 {index}, {by}\n  {index}.more = icmp slt i64 {index}.next, {stop}")
         w.line(f"  br i1 {index}.more, label %{head}, label %{after}")
         w.begin_block(after)
         return made
+
+
+class DotWriter(Writer):
+    """One tile whose lanes are steps of the index."""
+
+    def __init__(self, w: ExpressionWriter, s: Tile) -> None:
+        super().__init__(w, s)
+        self.lanes = w.target.lanes(self.dtype.bits)
+        self.of = vector(self.kind, self.lanes)
+        self.mask: str | None = None
+
+    def read(self, p: Place, at: str, k: int, more: int) -> str:
+        if p.step != 1:
+            raise CompileError("a tile whose lanes are steps reads what grows with them")
+        where, align = self.address(p, at, k, more), self.dtype.itemsize
+        if self.mask is None:
+            return self.w.op(f"load {self.of}, ptr {where}, align {align}")
+        return access.masked_load(self.w, self.kind, self.lanes, align, where, self.mask)
+
+    def step(self, left: list[Place], right: Place, sums: list[str], at: str, k: int) -> list[str]:
+        rows, out = [self.read(p, at, k, 0) for p in left], list(sums)
+        for c in range(self.s.width):
+            column = self.read(right, at, k, c * self.s.apart)
+            for r, row in enumerate(rows):
+                j = r * self.s.width + c
+                out[j] = self.multiply_add(row, column, out[j])
+        return out
+
+    def write(self) -> None:
+        w, s, lanes = self.w, self.s, self.lanes
+        left, right = [self.place(x) for x in s.left], self.place(s.right)
+        self.ahead = [self.place_of(a.memory, a.offset) for a in s.ahead]
+        stop = str(s.extent) if isinstance(s.extent, int) else w.value(s.extent).text
+        memory, (const, terms) = w.memories[s.memory], self.indices.form(s.offset)
+        first = w.value(self.indices.linear([(k, atom) for atom, k in terms.items()])).text
+        w.here()
+        base = access.address(w, memory, first)
+        sums = ["zeroinitializer"] * (len(s.left) * s.width)
+        if isinstance(s.extent, int):
+            whole, rest = str(s.extent // lanes * lanes), bool(s.extent % lanes)
+            if s.extent >= lanes:
+                sums = self.loop(left, right, sums, "0", whole, lanes, s.extent >= 2 * lanes)
+        else:
+            whole, rest = w.op(f"and i64 {stop}, {-lanes}"), True
+            sums = self.guarded(left, right, sums, "0", whole, lanes)
+        if rest:
+            self.mask = self.first_lanes(whole, stop)
+            sums = self.step(left, right, sums, whole, 0)
+        for r in range(len(s.left)):
+            self.store(base, const + r * s.step, sums[r * s.width : (r + 1) * s.width])
+
+    def first_lanes(self, at: str, stop: str) -> str:
+        """The lanes below stop - at."""
+        left = self.w.op(f"trunc i64 {self.w.op(f'sub i64 {stop}, {at}')} to i32")
+        ramp = ", ".join(f"i32 {k}" for k in range(self.lanes))
+        return self.w.op(f"icmp sgt {vector('i32', self.lanes)} {self.w.splat(left, 'i32', self.lanes)}, <{ramp}>")
+
+    def loop(self, left: list[Place], right: Place, sums: list[str], start: str, stop: str, unroll: int, again: bool) -> list[str]:
+        return self.repeated(left, right, sums, start, stop, (0,), unroll, again)
+
+    # ------------------------------------------------------------------ lanes to sums
+    def store(self, base: str, at: int, sums: list[str]) -> None:
+        """The sums of a row: as many as 128 bits hold at once."""
+        w, several = self.w, 128 // self.dtype.bits
+        for c in range(0, len(sums), several):
+            group = sums[c : c + several]
+            total = self.added(group + ["zeroinitializer"] * (several - len(group)))
+            where = w.op(f"getelementptr inbounds {self.kind}, ptr {base}, i64 {at + c}")
+            if len(group) == several:
+                self.put(where, total, vector(self.kind, several))
+                continue
+            for k in range(len(group)):
+                one = w.op(f"extractelement {vector(self.kind, several)} {total}, i32 {k}")
+                self.put(w.op(f"getelementptr inbounds {self.kind}, ptr {where}, i64 {k}"), one, self.kind)
+
+    def put(self, where: str, value: str, of: str) -> None:
+        if self.s.adds:
+            value = self.w.op(f"fadd {of} {self.w.op(f'load {of}, ptr {where}, align {self.dtype.itemsize}')}, {value}")
+        self.w.line(f"  store {of} {value}, ptr {where}, align {self.dtype.itemsize}")
+
+    def added(self, sums: list[str]) -> str:
+        """The sum of the lanes of each of the vectors, side by side: halves of pairs inside of each 128 bits, then the halves of what is left."""
+        several = len(sums)
+        while len(sums) > 1:
+            step = several // 2 if len(sums) == several else 1
+            orders = ((0, 1, 4, 5), (2, 3, 6, 7)) if step == 2 else ((0, 2, 4, 6), (1, 3, 5, 7)) if several == 4 else ((0, 2), (1, 3))
+            sums = [self.pair(x, y, several, orders) for x, y in zip(sums[::2], sums[1::2], strict=True)]
+        total, lanes = sums[0], self.lanes
+        while lanes > several:
+            halves = [access.part(self.w, total, self.kind, lanes, start, lanes // 2) for start in (0, lanes // 2)]
+            lanes //= 2
+            total = self.w.op(f"fadd {vector(self.kind, lanes)} {halves[0]}, {halves[1]}")
+        return total
+
+    def pair(self, x: str, y: str, several: int, orders: tuple[tuple[int, ...], ...]) -> str:
+        parts = [access.within(self.w, x, y, self.kind, self.lanes, several, order) for order in orders]
+        return self.w.op(f"fadd {self.of} {parts[0]}, {parts[1]}")
 
 
 def register_tile(w: ExpressionWriter, s: Tile) -> None:
     """Writes the tile where the innermost scope ends."""
     if w.lanes is not None:
         raise CompileError("a tile inside a vector loop")
-    Writer(w, s).write()
+    (Writer(w, s) if s.apart == 1 else DotWriter(w, s)).write()

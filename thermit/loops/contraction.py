@@ -70,8 +70,11 @@ class Packing:
         self.reads_left = left == 1  # where it lies
         self.left_by_rows = not self.reads_left and self._step(s.left, s.rows) == 1  # neighbours are rows
         self.turns_right = right == 1 and self._step(s.right, s.columns) != 1
-        self.blocks: Blocking = blocking(s, program.extent, target, self.reads_left, self.turns_right)
+        self.blocks = self._blocking()
         self._place_task()
+
+    def _blocking(self) -> Blocking:
+        return blocking(self.s, self.origin.extent, self.target, self.reads_left, self.turns_right)
 
     def _step(self, side: Node, span: Span) -> int | None:
         """How far apart the neighbours of a side along an index are; None if it is no plain load, or they are not evenly apart."""
@@ -117,10 +120,7 @@ class Packing:
 
     # ------------------------------------------------------------------ the program
     def program(self) -> LoopProgram:
-        b, d = self.blocks, self.dtype
-        memories = [Memory("tile", d, "row", b.rows * b.columns), Memory("panel", d, "row", b.depth * b.columns)]
-        if not self.reads_left:
-            memories.append(Memory("lines", d, "row", b.group * b.depth))
+        b = self.blocks
         k = self.s.depth.extent
         count = -(-k // b.depth)
         self.adds = count > 1
@@ -134,7 +134,12 @@ class Packing:
                 size = build.minimum(self.indices.linear([(-b.depth, block)], k), b.depth)
             body = (*self._zeros(), For(block, count, self._summed(first, size)))
         body = (*body, self._rest())
-        return replace(self.origin, memories=(*self.origin.memories, *memories), index=self.task, extent=self.extent, body=body)
+        return replace(self.origin, memories=(*self.origin.memories, *self._memories()), index=self.task, extent=self.extent, body=body)
+
+    def _memories(self) -> list[Memory]:
+        b, d = self.blocks, self.dtype
+        memories = [Memory("tile", d, "row", b.rows * b.columns), Memory("panel", d, "row", b.depth * b.columns)]
+        return memories if self.reads_left else [*memories, Memory("lines", d, "row", b.group * b.depth)]
 
     def _zeros(self) -> tuple[Stmt, ...]:
         i = build.index("z")
@@ -371,10 +376,10 @@ class Packing:
             tile = _div(at, b.tile_rows)
             column = self.indices.linear([(b.columns // b.tile_columns, tile), (1, panel)])
             made.append(self._right(self._plus(k, b.depth), column))
-        return tuple(Load(load.attrs.name, load.args[0]) for load in made if not _reads(load.args[0]))
+        return tuple(Load(load.attrs.name, load.args[0]) for load in made if not reads_data(load.args[0]))
 
 
-def _reads(offset: Node) -> bool:
+def reads_data(offset: Node) -> bool:
     """Whether an offset is data."""
     return any(n.prim is p.LOAD for n in toposort([offset]))
 

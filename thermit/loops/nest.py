@@ -138,7 +138,9 @@ class Tile:
     order of the index, from zero on, all accumulators in registers.
 
     left[r]   a load, affine in the index: one element for each row
-    right     a load, affine in the index: the first of `width` neighbours
+    right     a load, affine in the index: the first of `width` elements that are `apart` from each other
+    apart     1: the lanes of a register are neighbouring columns.  Otherwise left and right grow by 1 with the index, and the lanes are steps of it
+              (so that nothing need be copied into other places first): each lane adds up its own, and they are added in the end
     adds      false: the sum replaces what is in memory
     ahead     places, affine in the index, that are brought into the cache meanwhile
     """
@@ -153,6 +155,7 @@ class Tile:
     width: int
     adds: bool = True
     ahead: tuple[Load, ...] = ()
+    apart: int = 1
 
 
 Stmt = For | Store | Check | Product | Tile

@@ -22,6 +22,7 @@ from thermit.loops.blocking import HasRegisters
 from thermit.loops.blocks import blocked
 from thermit.loops.contraction import packed
 from thermit.loops.depthwise import depthwise
+from thermit.loops.dots import dotted
 from thermit.loops.index import Indices, number
 from thermit.loops.narrow import narrowed
 from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store, Tile, exprs_of
@@ -388,7 +389,7 @@ def _lengthen(program: LoopProgram) -> LoopProgram:
 
 def tile(program: LoopProgram, target: HasRegisters) -> LoopProgram:
     """The program with vector, unrolled and parallel loops for the target."""
-    product = depthwise(program) or convolved(program, target) or packed(program, target)
+    product = depthwise(program) or convolved(program, target) or dotted(program, target) or packed(program, target)
     made = blocked(program, target.vector_bits) if product is None else None
     if made is not None:
         return made
