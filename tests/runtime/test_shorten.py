@@ -6,8 +6,10 @@ import ctypes
 import gc
 import sys
 import threading
+import types
 import warnings
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from torch import nn
 
 import thermit
 from thermit.runtime import entry, shorten
+from thermit.runtime.guard import GuardTable
 from thermit.runtime.layout import layout
 from thermit.runtime.native.calling import CONSTANTS
 
@@ -168,6 +171,50 @@ def test_classes_and_functions_that_change():
     assert warm(f, x)
     helper.__code__ = (lambda x: x.amax()).__code__
     torch.testing.assert_close(f(x), x.amax() * 2)
+
+
+class Registry(dict):
+    pass
+
+
+@dataclass
+class Entry:
+    scale: float
+
+
+PACKAGE = """
+import torch
+TABLE = Registry(a={"k": Entry(2.0)})
+NAMES = {"x", "y"}
+OTHER = 1.0
+def f(x):
+    return x * TABLE["a"]["k"].scale + len(NAMES) + OTHER
+"""
+
+
+@torch.no_grad()
+def test_globals_of_packages():
+    """Versions of the names of a package, of a dict of dicts of dataclasses in it; of a set by its contents; a builtin that is hidden."""
+    module = types.ModuleType("somewhere")
+    module.__file__ = "/lib/site-packages/somewhere.py"
+    vars(module).update(Registry=Registry, Entry=Entry)
+    exec(compile(PACKAGE, module.__file__, "exec"), vars(module))
+    f, x = thermit.jit(lambda x: module.f(x) * 2), torch.ones(2)
+    assert warm(f, x)
+    ((_, shortened),) = ways(f)
+    (table,) = [t for t in shortened._kept if isinstance(t, GuardTable)]
+    assert not table.rest, table.rest
+    for change in (
+        lambda: setattr(module, "OTHER", 5.0),
+        lambda: setattr(module.TABLE["a"]["k"], "scale", 3.0),
+        lambda: module.TABLE["a"].update(k=Entry(4.0)),
+        lambda: module.TABLE.update(a={"k": Entry(6.0)}),
+        lambda: module.NAMES.add("z"),
+        lambda: setattr(module, "len", lambda names: 100),
+    ):
+        change()
+        assert torch.equal(f(x), module.f(x) * 2)
+        assert warm(f, x)
 
 
 @torch.no_grad()

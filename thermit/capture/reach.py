@@ -152,7 +152,8 @@ class Reach(Known):
                 self.classed(value, set())
             elif name in table:
                 if not flattened:
-                    described = raw is not None and hasattr(type(raw), "__get__")  # reading it by name might compute it anew
+                    # reading it by name might compute it anew; a `__getattribute__` in Python is a frame of its own
+                    described = isinstance(in_class(kind, "__getattribute__"), FunctionType) or (raw is not None and hasattr(type(raw), "__get__"))
                     children[name] = self.reach(Item(Attr(home, "__dict__"), name) if described else Attr(home, name), table[name])
             elif module is not None and (place := next((t for t in _MODULE_TABLES if name in module.get(t, ())), None)) is not None:
                 children[name] = self.reach(Item(Attr(home, place), name), module[place][name])

@@ -57,8 +57,11 @@ class GuardTable(Tables):
         for number in order:
             self._emit("TENSOR", self._place(tensors[number][0]), self.specs[number], number)
         self.direct = len(tensors) if all(isinstance(s, Arg) and spec.group < 0 for s, spec in tensors) else 0
+        inputs = {source for source, _ in tensors}
+        known = {g.source for g in guards if g.kind == "same" and g.expected in inputs}  # their specs are an input's
         for guard in guards:
-            if not (unchanged is not None and unchanged.holds(guard)) and not self._guard(guard):
+            told = (guard.kind == "tensor" and guard.source in known) or (unchanged is not None and unchanged.holds(guard))
+            if not told and not self._guard(guard):
                 self.rest.append(guard)
         if self.rest:
             self._emit("PYTHON", 0, self.object(self._in_python()))
@@ -143,6 +146,10 @@ class GuardTable(Tables):
                 self._apart(expected)
             case "same" if _is_native(expected):
                 self._emit("SAME", self._place(guard.source), self._place(expected))
+            case "tensor" if expected.dtype in SCALAR_TYPES:
+                self._emit("SPEC", self._place(guard.source), self._spec(expected, 0, (), False))
+            case "deep" if self._unchanged is not None and (few := self._unchanged.few(guard)) is not None:
+                self._emit("EQUAL", self._place(guard.source), self.object(few))
             case "absent":
                 self._emit("ABSENT", self._place(guard.source), self.object(tuple(expected)))
             case _:
@@ -190,18 +197,18 @@ class GuardTable(Tables):
 
 
 def _bits(count: int) -> int:
-    """Of a table that is at most half full."""
+    """A table of 2^bits places for so many addresses is at most half full."""
     return (2 * count - 1).bit_length()
 
 
-def hashed(values: Sequence[int], bits: int) -> list[int]:
-    """The table that `apart` (native/guards.py) makes of these addresses."""
-    table, last = [0] * (1 << bits), (1 << bits) - 1
-    for value in values:
-        at = ((value >> 4) * GOLDEN & 0xFFFF_FFFF_FFFF_FFFF) >> (64 - bits)
-        while table[at]:
-            at = (at + 1) & last
-        table[at] = value
+def hashed(addresses: Sequence[int], bits: int) -> list[int]:
+    """A table of addresses as `absent_from` (runtime/native/guards.py) reads it."""
+    table = [0] * (1 << bits)
+    for address in addresses:
+        at = ((address >> 4) * GOLDEN % (1 << 64)) >> (64 - bits)
+        while table[at] not in (0, address):
+            at = (at + 1) % len(table)
+        table[at] = address
     return table
 
 

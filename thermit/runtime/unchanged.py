@@ -11,13 +11,16 @@ vouch for them are held.
 
 from __future__ import annotations
 
+import builtins
+import dataclasses
+import re
 from collections import OrderedDict
 from types import CellType, FunctionType, GetSetDescriptorType
 from typing import Any
 
 import torch
 
-from thermit.capture.signature import Attr, Cell, Class, Guard, Held, Item, Source
+from thermit.capture.signature import Attr, Cell, Class, Global, Guard, Held, Item, Source
 from thermit.runtime.layout import MANAGED_DICT, Layout, ask
 from thermit.runtime.torch_abi import word
 
@@ -25,6 +28,8 @@ _OPEN = object()  # the value of a place that words do not vouch for
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _SIZES: dict[type, int] = {list: 16, tuple: 16, dict: 16, OrderedDict: 16}
 _WITHIN = frozenset(("is", "equals", "absent", "keys", "missing", "type", "empty", "length", "same"))
+_BUILTINS = vars(builtins)
+_PACKAGE = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _CELL = 16  # where a cell keeps its content; torch_abi confirms it
 
 
@@ -63,6 +68,8 @@ class Unchanged:
             case Item(base=base, key=key):
                 owner = self.value(base)
                 return _OPEN if owner is _OPEN else self._item(owner, key)
+            case Global(names=names, name=name):
+                return self._global(names, name)
             case Class(owner=owner, name=name):
                 return _in_class(owner, name) if self._class(owner) else _OPEN
             case Cell(cell=cell):
@@ -80,6 +87,17 @@ class Unchanged:
         self.keep += [holder, value]
         self._word(id(holder) + at)
         return value
+
+    def _global(self, names: dict[str, Any], name: str) -> Any:
+        """A name in an installed package; those of the user's own modules come and go."""
+        if type(names) is not dict or not _PACKAGE.search(str(names.get("__file__"))):
+            return _OPEN
+        self.keep.append(names)
+        self._dict(names)
+        if name in names:
+            return names[name]
+        self._dict(_BUILTINS)
+        return _BUILTINS.get(name, _OPEN)
 
     def _item(self, owner: Any, key: Any) -> Any:
         if type(owner) in (dict, OrderedDict) and self._plain_key(key):
@@ -99,7 +117,8 @@ class Unchanged:
             return self._pinned(owner, self._layout.code)
         if isinstance(owner, type):
             return _OPEN if _in_class(kind, name) is not _OPEN else self._of_class(owner, name)
-        if _in_class(kind, "__getattribute__") is not object.__getattribute__ or not self._class(kind):
+        ordinary = name == "__dict__" or _in_class(kind, "__getattribute__") is object.__getattribute__
+        if not ordinary or not self._class(kind):
             return _OPEN
         raw = _in_class(kind, name)
         table = self._own(owner, kind)
@@ -206,11 +225,35 @@ class Unchanged:
         return True
 
     def _deep(self, guard: Guard) -> bool:
-        """A dict of nothing but constants."""
+        """A dict of nothing but constants, classes and functions, and dicts of such."""
         value = self.value(guard.source)
-        if type(value) is not dict or not all(type(v) in _CONSTANT for pair in value.items() for v in pair):
+        return isinstance(value, dict) and self._fixed(value, 8)
+
+    def few(self, guard: Guard) -> set[Any] | None:
+        """What a small set of constants, classes and functions holds; None for what is none.  Words do not tell when it changes."""
+        value = self.value(guard.source) if guard.kind == "deep" else None
+        return set(value) if type(value) is set and len(value) < 200 and all(self._fixed(part, 0) for part in value) else None
+
+    def _fixed(self, value: Any, depth: int) -> bool:
+        """Whether words can vouch for all that a value holds; then they are noted."""
+        if type(value) in _CONSTANT or isinstance(value, type | FunctionType):
+            return True
+        if depth <= 0:
             return False
-        self._dict(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, dict | list | tuple | set):
+            table = self._own(value, type(value)) if self._class(type(value)) else None
+            return table is not None and self._fixed(table, depth - 1)
+        if not isinstance(value, OrderedDict) and type(value).__mro__[1:] == (dict, object):  # a class of dicts, whose objects have a dict besides
+            table = self._own(value, type(value)) if self._class(type(value)) else None
+            if table is None or not self._fixed(table, depth - 1):
+                return False
+        elif type(value) not in (dict, tuple):
+            return False
+        parts = (part for pair in dict.items(value) for part in pair) if isinstance(value, dict) else iter(value)
+        if not all(self._fixed(part, depth - 1) for part in parts):
+            return False
+        if isinstance(value, dict):
+            self._dict(value)
         return True
 
 

@@ -124,7 +124,7 @@ def try_variant(variant, args, nargs, kwnames):
     """The result, or MISS, STOPPED, ERROR."""
     if ambient_holds(i64[variant + V_AMBIENT]) == 0:
         return MISS
-    bytes = 8 * (i64[variant + V_SLOTS] + 2 * i64[variant + V_TENSORS])
+    bytes = 8 * (i64[variant + V_SLOTS] + 2 * i64[variant + V_TENSORS] + 1)
     if bytes > STACK_BYTES:
         memory = pool_take(bytes)
         if memory == 0:

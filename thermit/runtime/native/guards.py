@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # instructions of six words: operation, place, three operands, unused.  A place >= 0 is a slot, place -1 - k is argument k.
 FETCHES = ("HELD", "CELL", "GLOBAL", "ATTR", "ITEM")
-TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "KEYS", "ABSENT", "TENSOR", "PYTHON", "NAMED", "SAME", "APART", "ABSENT_FROM")
+TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "KEYS", "ABSENT", "TENSOR", "PYTHON", "NAMED", "SAME", "APART", "ABSENT_FROM", "SPEC")
 OPERATIONS = {name: number for number, name in enumerate((*FETCHES, *TESTS))}
 CONSTANTS = {f"OP_{name}": number for name, number in OPERATIONS.items()}
 GOLDEN = CONSTANTS["GOLDEN"] = -7046029254386353131  # 2^64 / golden ratio, odd: spreads addresses over the high bits
@@ -237,7 +237,7 @@ def unchanged(pair, last):
     return 1
 
 def check(variant, args, nargs, kwnames, slots, tensors, data):
-    """1 if all facts hold.  Slots must be zero; tensors and their data are stored."""
+    """1 if all facts hold.  Slots must be zero; tensors and their data are stored, and one word of data is for tensors that are no inputs."""
     short = i64[variant + V_SHORT]
     if short != 0:
         if unchanged(i64[short], i64[short + 8]):
@@ -271,6 +271,9 @@ def perform(variant, instruction, count, args, nargs, kwnames, slots, tensors, d
                 if tensor_holds(value, i64[instruction + 16], data + number) == 0:
                     return 0
                 i64[tensors + number] = value
+            elif operation == OP_SPEC:
+                if tensor_holds(value, i64[instruction + 16], data + 8 * i64[variant + V_TENSORS]) == 0:
+                    return 0
             elif operation == OP_SAME:
                 if value != placed(i64[instruction + 16], slots, args):
                     return 0
