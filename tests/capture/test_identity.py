@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import os
 import warnings
+import weakref
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -408,8 +409,10 @@ SET: Any = {KEPT}
 FROZEN = frozenset([KEPT])
 IN_KEY: Any = {(KEPT, 1): 2}
 IN_LIST = [KEPT]
+WEAK = weakref.WeakKeyDictionary({KEPT: 7})
 LOOKED_UP: dict[str, Callable[[Any], Any]] = {
     "key": lambda a: a + KEY.get(a, 5),
+    "weak key": lambda a: a + WEAK.get(a, 5),
     "in keys": lambda a: a + (3 if a in KEY else 7),
     "in a key": lambda a: a + IN_KEY.get((a, 1), 9),
     "set": lambda a: a + (1 if a in SET else 2),

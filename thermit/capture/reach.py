@@ -22,7 +22,7 @@ from thermit.capture.bytecode import Names
 from thermit.capture.known import CONTAINERS, Known, is_quiet
 from thermit.capture.origin import LIBRARY, STANDARD, USER, class_origin, is_library_module
 from thermit.capture.signature import Attr, Call, Class, Global, Guard, Held, Item, Source, Variable
-from thermit.capture.values import NotStatic
+from thermit.capture.values import ByIdentity
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # backward hooks do nothing to tensors that do not require grad
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
@@ -108,7 +108,7 @@ class Reach(Known):
             return [value.__wrapped__]
         if kind is weakref.ref:
             if self._watched:  # holding its object would change what the user sees
-                raise NotStatic("a weak reference, which may lose its object")
+                raise ByIdentity("a weak reference, which may lose its object")
             return []
         if kind is ModuleType:
             return [] if is_library_module(value) else self._attributes(value, vars(value), attributes, names)

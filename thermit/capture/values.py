@@ -58,7 +58,7 @@ class NotStatic(Exception):
 
 
 class ByIdentity(NotStatic):
-    """A container in which tensors are looked up by identity: a stand-in is not found there."""
+    """A container in which objects are looked up by identity: a stand-in is not found there."""
 
 
 _pack = struct.Struct("<d").pack
