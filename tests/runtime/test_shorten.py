@@ -17,10 +17,12 @@ import torch
 from torch import nn
 
 import thermit
+from thermit.capture.signature import Attr, Guard, Held, Item
 from thermit.runtime import entry, shorten
 from thermit.runtime.guard import GuardTable
 from thermit.runtime.layout import layout
 from thermit.runtime.native.calling import CONSTANTS
+from thermit.runtime.unchanged import Unchanged
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "capture"))
 import faults_modules
@@ -215,6 +217,25 @@ def test_globals_of_packages():
         change()
         assert torch.equal(f(x), module.f(x) * 2)
         assert warm(f, x)
+
+
+def test_the_words_of_what_holds_something_come_first():
+    """What is held may be gone once its holder has changed: then it must not be looked at."""
+    inner = {"k": 1}
+    holder = types.SimpleNamespace(table={"a": inner, "b": (Registry(c=inner), Entry(3.0))})
+    unchanged = Unchanged(layout())
+    source = Item(Attr(Held(holder, "holder"), "__dict__"), "table")
+    assert unchanged.holds(Guard(source, "deep", None)) and unchanged.stand()
+    entry = holder.table["b"][1]
+    order = [id(vars(holder)), id(holder.table), id(inner), id(holder.table["b"][0]), id(vars(entry))]
+    places = [list(unchanged.words).index(address + layout().dict_version) for address in order]
+    assert places[0] < places[1] < min(places[2:])
+    assert list(unchanged.words).index(id(entry) + 8) > places[1]
+    for change in (lambda: inner.update(k=2), lambda: setattr(entry, "scale", 4.0), lambda: holder.table.pop("a"), lambda: setattr(holder, "x", 1)):
+        unchanged = Unchanged(layout())
+        unchanged.holds(Guard(source, "deep", None))
+        change()
+        assert not unchanged.stand()
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import builtins
 import dataclasses
 import re
 from collections import OrderedDict
-from types import CellType, FunctionType, GetSetDescriptorType
+from types import CellType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -125,7 +125,7 @@ class Unchanged:
         if table is None:
             return _OPEN
         if name == "__dict__":
-            return table if type(raw) is GetSetDescriptorType else _OPEN
+            return table if type(raw) in (GetSetDescriptorType, MemberDescriptorType) else _OPEN
         if raw is not _OPEN and (hasattr(type(raw), "__set__") or hasattr(type(raw), "__delete__")):
             return _OPEN
         if name in table:
@@ -249,12 +249,10 @@ class Unchanged:
                 return False
         elif type(value) not in (dict, tuple):
             return False
-        parts = (part for pair in dict.items(value) for part in pair) if isinstance(value, dict) else iter(value)
-        if not all(self._fixed(part, depth - 1) for part in parts):
-            return False
         if isinstance(value, dict):
-            self._dict(value)
-        return True
+            self._dict(value)  # before the words of what it holds, which lives no longer than this is so
+        parts = (part for pair in dict.items(value) for part in pair) if isinstance(value, dict) else iter(value)
+        return all(self._fixed(part, depth - 1) for part in parts)
 
 
 _CONSTANT = frozenset((int, float, bool, str, type(None)))
