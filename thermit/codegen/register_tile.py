@@ -13,15 +13,17 @@ no register holds an address of its own or an element longer than one row.  Inva
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from thermit.codegen import access
 from thermit.codegen.expressions import ExpressionWriter
 from thermit.codegen.literals import intrinsic, memory_type, scalar_type, type_suffix, vector
 from thermit.errors import CompileError
+from thermit.ir import build
+from thermit.ir import prims as p
 from thermit.ir.node import Node
-from thermit.ir.types import DType
-from thermit.loops.index import Indices
+from thermit.ir.types import INT64, DType
 from thermit.loops.nest import Tile
 from thermit.records import dataclass
 
@@ -38,12 +40,33 @@ class Place:
     kind: str
 
 
+def linear(node: Node) -> tuple[int, dict[Node, int]]:
+    """An offset as a constant and how often it holds each of its other parts."""
+    if node.prim is p.CONST:
+        return int(node.attrs.value), {}
+    if node.prim in (p.ADD, p.SUB):
+        (const, terms), (more, others) = linear(node.args[0]), linear(node.args[1])
+        sign = 1 if node.prim is p.ADD else -1
+        for atom, k in others.items():
+            terms[atom] = terms.get(atom, 0) + sign * k
+        return const + sign * more, {atom: k for atom, k in terms.items() if k}
+    if node.prim is p.MUL and node.args[1].prim is p.CONST:
+        by = int(node.args[1].attrs.value)
+        const, terms = linear(node.args[0])
+        return const * by, {atom: k * by for atom, k in terms.items() if by}
+    return 0, {node: 1}
+
+
+def summed(terms: dict[Node, int]) -> Node:
+    parts = [build.mul(atom, k) if k != 1 else atom for atom, k in terms.items()]
+    return functools.reduce(build.add, parts) if parts else build.const(0, INT64)
+
+
 class Writer:
     """One tile while it is written."""
 
     def __init__(self, w: ExpressionWriter, s: Tile) -> None:
         self.w, self.s = w, s
-        self.indices = Indices()
         self.dtype: DType = s.right.dtype
         self.kind = scalar_type(self.dtype)
         self.lanes = w.target.lanes(self.dtype.bits)
@@ -60,24 +83,23 @@ class Writer:
 
     def place_of(self, name: str, at: Node) -> Place:
         memory = self.w.memories[name]
-        const, terms = self.indices.form(at)
-        rest = [(k, atom) for atom, k in terms.items() if atom is not self.s.index]
-        offset = self.indices.linear(rest)
+        const, terms = linear(at)
+        step = terms.pop(self.s.index, 0)
+        offset = summed(terms)
         key = (memory.name, offset)
         if key not in self.bases:
             value = self.w.value(offset).text
             self.w.here()
             kind = memory_type(memory.dtype)  # of what is only fetched the address may lie outside of the memory
             self.bases[key] = f"%m.{name}" if value == "0" else self.w.op(f"getelementptr {kind}, ptr %m.{name}, i64 {value}")
-        return Place(self.bases[key], const, terms.get(self.s.index, 0), memory_type(memory.dtype))
+        return Place(self.bases[key], const, step, memory_type(memory.dtype))
 
     # ------------------------------------------------------------------ the sums in memory
     def sums(self) -> Iterator[str]:
         """The addresses of the vectors of sums, row by row."""
         memory = self.w.memories[self.s.memory]
-        const, terms = self.indices.form(self.s.offset)
-        offset = self.indices.linear([(k, atom) for atom, k in terms.items()])
-        value = self.w.value(offset).text
+        const, terms = linear(self.s.offset)
+        value = self.w.value(summed(terms)).text
         self.w.here()
         base = f"%m.{memory.name}" if value == "0" else access.address(self.w, memory, value)
         for r in range(len(self.s.left)):
@@ -86,14 +108,14 @@ class Writer:
                 yield self.w.op(f"getelementptr inbounds {self.kind}, ptr {base}, i64 {at}") if at else base
 
     # ------------------------------------------------------------------ one step
-    def address(self, p: Place, at: str, k: int, more: int = 0) -> str:
+    def address(self, place: Place, at: str, k: int, more: int = 0) -> str:
         """Of an operand `k` steps behind the step `at`."""
-        start = p.start + k * p.step + more
-        moved = p.base
-        if p.step and at != "0":
-            scaled = at if p.step == 1 else self.scaled(at, p.step)
-            moved = self.w.op(f"getelementptr {p.kind}, ptr {p.base}, i64 {scaled}")
-        return self.w.op(f"getelementptr {p.kind}, ptr {moved}, i64 {start}") if start else moved
+        start = place.start + k * place.step + more
+        moved = place.base
+        if place.step and at != "0":
+            scaled = at if place.step == 1 else self.scaled(at, place.step)
+            moved = self.w.op(f"getelementptr {place.kind}, ptr {place.base}, i64 {scaled}")
+        return self.w.op(f"getelementptr {place.kind}, ptr {moved}, i64 {start}") if start else moved
 
     def scaled(self, at: str, step: int) -> str:
         return self.w.op(f"mul nuw nsw i64 {at}, {step}")
@@ -102,8 +124,8 @@ class Writer:
         w, align = self.w, self.dtype.itemsize
         across = [w.op(f"load {self.of}, ptr {self.address(right, at, k, c * self.lanes)}, align {align}") for c in range(self.vectors)]
         out = []
-        for r, p in enumerate(left):
-            one = w.op(f"load {self.kind}, ptr {self.address(p, at, k)}, align {align}")
+        for r, place in enumerate(left):
+            one = w.op(f"load {self.kind}, ptr {self.address(place, at, k)}, align {align}")
             one = w.splat(one, self.kind, self.lanes)
             for c, x in enumerate(across):
                 out.append(self.multiply_add(one, x, sums[r * self.vectors + c]))
@@ -174,8 +196,8 @@ class Writer:
         made = names
         for k in steps:
             made = self.step(left, right, made, index, k)
-        for p in self.ahead:
-            w.line(f"  call void @llvm.prefetch.p0(ptr {self.address(p, index, 0)}, i32 0, i32 3, i32 1)")
+        for a in self.ahead:
+            w.line(f"  call void @llvm.prefetch.p0(ptr {self.address(a, index, 0)}, i32 0, i32 3, i32 1)")
         w.at[place:place] = [f"  {n} = phi {self.of} [ {x}, %{entered} ], [ {y}, %{head} ]" for n, x, y in zip(names, sums, made, strict=True)]
         w.line(f"  {index}.next = add nuw nsw i64 {index}, {by}\n  {index}.more = icmp slt i64 {index}.next, {stop}")
         w.line(f"  br i1 {index}.more, label %{head}, label %{after}")
@@ -192,16 +214,16 @@ class DotWriter(Writer):
         self.of = vector(self.kind, self.lanes)
         self.mask: str | None = None
 
-    def read(self, p: Place, at: str, k: int, more: int) -> str:
-        if p.step != 1:
+    def read(self, place: Place, at: str, k: int, more: int) -> str:
+        if place.step != 1:
             raise CompileError("a tile whose lanes are steps reads what grows with them")
-        where, align = self.address(p, at, k, more), self.dtype.itemsize
+        where, align = self.address(place, at, k, more), self.dtype.itemsize
         if self.mask is None:
             return self.w.op(f"load {self.of}, ptr {where}, align {align}")
         return access.masked_load(self.w, self.kind, self.lanes, align, where, self.mask)
 
     def step(self, left: list[Place], right: Place, sums: list[str], at: str, k: int) -> list[str]:
-        rows, out = [self.read(p, at, k, 0) for p in left], list(sums)
+        rows, out = [self.read(place, at, k, 0) for place in left], list(sums)
         for c in range(self.s.width):
             column = self.read(right, at, k, c * self.s.apart)
             for r, row in enumerate(rows):
@@ -214,8 +236,8 @@ class DotWriter(Writer):
         left, right = [self.place(x) for x in s.left], self.place(s.right)
         self.ahead = [self.place_of(a.memory, a.offset) for a in s.ahead]
         stop = str(s.extent) if isinstance(s.extent, int) else w.value(s.extent).text
-        memory, (const, terms) = w.memories[s.memory], self.indices.form(s.offset)
-        first = w.value(self.indices.linear([(k, atom) for atom, k in terms.items()])).text
+        memory, (const, terms) = w.memories[s.memory], linear(s.offset)
+        first = w.value(summed(terms)).text
         w.here()
         base = access.address(w, memory, first)
         sums = ["zeroinitializer"] * (len(s.left) * s.width)
