@@ -17,6 +17,7 @@ question that no channel changes, so its answers are kept as masks.  Invariant: 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from thermit.loops.blocking import HasRegisters
 from thermit.loops.contraction import MOST_UNROLLED, Packing, is_worth
 from thermit.loops.index import ZERO, Indices, number
 from thermit.loops.nest import For, LoopProgram, Memory, Product, Span, Stmt, Store
+from thermit.loops.pull import ROWS_BYTES
 from thermit.loops.rewrite import simplified
 
 MOST_TAPS = 128  # of a window: so many rows of masks
@@ -97,6 +99,7 @@ class Windows(Packing):
     def __init__(self, program: LoopProgram, s: Product, target: HasRegisters, cuts: tuple[int, ...]) -> None:
         self.cuts, self.steps, self.taps = cuts, (1, *cuts[:-1]), cuts[-1]
         right = without_zeros(s.right)
+        self.width = first_division([right], s.columns)
         super().__init__(program, replace(s, right=right), target)
         self.turns_right = False
         self.channel, self.tap = build.index("c"), tuple(build.index(f"t{n}") for n in range(len(cuts)))
@@ -109,9 +112,15 @@ class Windows(Packing):
         return int(span is self.s.depth) if side is self.s.right else super()._step(side, span)
 
     def _place_task(self) -> None:
-        """Blocks of the depth are whole windows."""
-        blocks = -(-self.s.depth.extent // self.blocks.depth)
-        self.blocks = replace(self.blocks, depth=self.taps * -(-self.s.depth.extent // self.taps // blocks))
+        """Blocks of the depth are whole windows; those of columns are whole rows of the result where that is near: fewer masks."""
+        b = self.blocks
+        blocks = -(-self.s.depth.extent // b.depth)
+        unit = math.lcm(self.width, b.tile_columns)
+        columns = unit * max(1, round(b.columns / unit))
+        is_near = b.columns < self.s.columns.extent and 2 * b.columns <= 3 * columns <= 5 * b.columns
+        if not is_near or columns * (b.rows + b.depth) * self.dtype.itemsize > ROWS_BYTES:
+            columns = b.columns
+        self.blocks = replace(b, columns=columns, depth=self.taps * -(-self.s.depth.extent // self.taps // blocks))
         super()._place_task()
 
     def _find(self) -> bool:
@@ -131,11 +140,11 @@ class Windows(Packing):
         if self.guard is None:
             return True
         asked = set(toposort([self.guard]))
-        self.width = first_division([self.guard], s.columns)
         if self.width == s.columns.extent:  # not divided: what a block has
             self.width, self.rows_of_masks = min(self.blocks.columns, s.columns.extent), 1
         else:
-            self.rows_of_masks = min(-(-self.blocks.columns // self.width) + 1, -(-s.columns.extent // self.width))
+            begun = int(self.blocks.columns % self.width != 0)  # a block may begin in the middle of a row
+            self.rows_of_masks = min(-(-self.blocks.columns // self.width) + begun, -(-s.columns.extent // self.width))
         if self.taps * self.rows_of_masks * self.width * self.mask.itemsize > MASK_BYTES:
             return False
         return not asked & {self.channel, self.origin.index} and not any(n.prim in (p.LOAD, p.LOCAL) for n in asked)
