@@ -314,6 +314,15 @@ def test_stages():
     assert "Block" in str(twin.explain(X))
 
 
+@torch.no_grad()
+def test_arguments_are_called_as_forward_calls_them():
+    twin = thermit.jit(Block())
+    twin(X)
+    twin(torch.randn(5, 4))
+    assert "tensor x: float32[3,4]" in str(twin.explain(X).recompiled) and "different objects" in str(twin.explain(X))
+    assert "args[0]" not in str(twin.explain(X))
+
+
 class Named(nn.Module):
     """Has attributes of these names: its own win."""
 

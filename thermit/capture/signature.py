@@ -439,7 +439,9 @@ def _shared(containers: list[Any]) -> tuple[int, ...] | None:
 
 
 def argument_names(function: Any, count: int) -> list[str]:
-    """How the positional arguments are called in messages: the parameters' names, `*args` spread out."""
+    """How the positional arguments are called in messages: the parameters' names, `*args` spread out; of a module those of its `forward`."""
+    if isinstance(function, torch.nn.Module) and type(function).__call__ is torch.nn.Module.__call__:
+        function = function.forward
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
