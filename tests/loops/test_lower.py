@@ -16,7 +16,7 @@ from thermit.ir.node import Graph, Node, Update
 from thermit.ir.types import BOOL, FLOAT32, FLOAT64, INT32, INT64, UINT8
 from thermit.loops import layout
 from thermit.loops.lower import _lowered, lower
-from thermit.loops.nest import LoopProgram, program_text
+from thermit.loops.nest import For, LoopProgram, Stmt, program_text
 from thermit.loops.tile import cost, tile
 from thermit.schedule import split
 from thermit.schedule.fuse import fuse
@@ -225,6 +225,19 @@ def test_a_stack_is_written_out() -> None:
     (kernel,) = fuse(stack_of(0, True)).steps
     text = program_text(lower(kernel))
     assert "where" not in text and text.count("out0[") == 3
+
+
+def test_small_loops_in_one_another_are_not_all_written_out() -> None:
+    """Six loops of two to five: 800 copies took LLVM a minute."""
+    (x,) = inputs_of(((8, 7, 9, 10), F))
+    cut = b.reshape(b.pad(x, (0, 0, 0, 0), (0, 1, 1, 0), 0.0), (8, 4, 2, 5, 2, 5, 2))
+    (kernel,) = fuse(graph_of((x,), (b.permute(cut, (0, 2, 4, 6, 1, 3, 5)),))).steps
+
+    def copies(body: tuple[Stmt, ...]) -> int:
+        inner = [copies(s.body) * (s.extent if s.mode == "unroll" and isinstance(s.extent, int) else 1) for s in body if isinstance(s, For)]
+        return max(inner, default=1)
+
+    assert copies(tile(lower(kernel), Avx2()).body) <= 160
 
 
 @pytest.mark.parametrize("first", range(0, 120, 20))
