@@ -20,6 +20,7 @@ from thermit.ir.types import BOOL, FLOAT32, FLOAT64, DType
 from thermit.loops import blocking, contraction
 from thermit.loops.index import Indices, number
 from thermit.loops.nest import For, LoopProgram, Memory, Product, Span, Stmt, Store, Tile, program_text
+from thermit.loops.pull import ROWS_BYTES
 from thermit.loops.tile import tile
 from thermit.records import dataclass
 from thermit.runtime.machine import assembly
@@ -189,6 +190,13 @@ def test_sums_stay_in_registers(target: Target) -> None:
     for line in assembly_of(program, target).splitlines():
         spilled = "Spill" in line or "Reload" in line
         assert not (spilled and ("ymm" in line or "zmm" in line)), line
+
+
+@pytest.mark.parametrize("sizes", [(10**7, 10, 10), (10, 10**7, 10), (10**6, 10**6, 10**6), (2, 10**7, 64), (2, 10**7, 10**5)])
+def test_any_size_fits(sizes: tuple[int, int, int]) -> None:
+    for left, right in ORDERS:
+        program = tiled(Case(*sizes, left=left, right=right), host_target())
+        assert sum(m.elems * m.dtype.itemsize for m in program.memories if m.role == "row") <= ROWS_BYTES
 
 
 def test_a_product_whose_operand_is_updated_is_left_alone() -> None:

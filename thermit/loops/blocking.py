@@ -70,8 +70,8 @@ def blocking(s: Product, batch: int, target: HasRegisters, reads_left: bool, tur
     work = batch * _cycles(m, n, lanes, rows, vectors) * k
     cores = max(1, min(CORES, int(work / CORE_CYCLES)))
     best: tuple[float, int, int] | None = None
-    for columns in dict.fromkeys(_up(-(-n // parts), width) for parts in PARTS):
-        for block_rows in dict.fromkeys(_up(-(-m // parts), unit) for parts in PARTS):
+    for columns in _sizes(n, width):
+        for block_rows in _sizes(m, unit):
             if columns * (block_rows + depth) > most:
                 continue
             tasks = batch * -(-m // block_rows) * -(-n // columns)
@@ -84,6 +84,12 @@ def blocking(s: Product, batch: int, target: HasRegisters, reads_left: bool, tur
     assert best is not None, "the smallest block fits"
     last_rows = m - (-(-m // best[1]) - 1) * best[1]
     return Blocking(rows, width, best[1], best[2], depth, _last(last_rows, rows, vectors) if reads_left else (), group)
+
+
+def _sizes(extent: int, unit: int) -> list[int]:
+    """Sizes of blocks to try: parts of about a size, and some units, which fit however large the whole is."""
+    parts = {_up(-(-extent // parts), unit) for parts in PARTS}
+    return sorted(parts | {units * unit for units in (1, 4, 16) if units * unit < extent}, reverse=True)
 
 
 def _up(x: int, unit: int) -> int:

@@ -25,7 +25,8 @@ COLUMNS = 4  # of a tile: what 128 bits hold of float32
 DEPTH = 1024  # terms at once: four columns are 16 KB of float32
 STEPS_A_ROW = 4  # of the depth, at least: adding lanes costs as much as so many steps of a tile
 LEAST_COLUMNS = 16  # of a task
-TASKS = 32  # so many suffice
+TASKS = 32  # so many suffice ...
+TILE_BYTES = 64 * 1024  # ... where their sums are not more
 
 
 def dotted(program: LoopProgram, target: HasRegisters) -> LoopProgram | None:
@@ -49,7 +50,8 @@ class Dots(Packing):
     def _blocking(self) -> Blocking:
         m, n, k = self.s.rows.extent, self.s.columns.extent, self.s.depth.extent
         parts = max(1, min(n // LEAST_COLUMNS, -(-TASKS // self.origin.extent)))
-        columns = -(-n // parts // COLUMNS) * COLUMNS
+        most = TILE_BYTES // (m * self.dtype.itemsize) // COLUMNS * COLUMNS
+        columns = min(-(-n // parts // COLUMNS) * COLUMNS, most)
         rows = (self.target.vector_registers - 1) // (COLUMNS + 1)
         depth = -(-k // -(-k // DEPTH) // self.lanes) * self.lanes
         return Blocking(rows, COLUMNS, m, columns, depth, (), rows)
