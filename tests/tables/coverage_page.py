@@ -21,7 +21,7 @@ CORE, POINTWISE = torch.Tag.core, torch.Tag.pointwise
 
 # Core overloads that are neither map, reduction, view nor indexing: a library call or no tensor at all.
 ELSEWHERE = {
-    "products and convolutions: rows for floating point (convolutions: float32 and float64), other types are called": ["mm", "bmm", "addmm", "convolution"],
+    "products and convolutions: rows for floating point (convolutions: float32, float64), others are called": ["mm", "bmm", "addmm", "convolution"],
     "called": ["convolution_backward"],
     "random, called so that PyTorch's generator is drawn from in order": ["rand", "randn", "randperm", "native_dropout"],
     "sorting and bags, called": ["sort", "topk", "_embedding_bag"],
