@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import torch
 
-from thermit.aten.contraction import is_multiplied, matrix_product
+from thermit.aten.contraction import matrix_product
 from thermit.aten.table import Lowered, lower
 from thermit.ir import build as b
 from thermit.ir.node import Node
@@ -49,8 +49,8 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Lowered:
-    rank = input.type.ndim - 2
-    if rank not in (1, 2, 3) or not is_multiplied(*(t for t in (input, weight, bias) if t is not None)) or 0 in (*input.shape, *weight.shape):
+    rank, types = input.type.ndim - 2, {t.dtype for t in (input, weight, bias) if t is not None}
+    if rank not in (1, 2, 3) or types not in ({FLOAT32}, {FLOAT64}) or 0 in (*input.shape, *weight.shape):
         return NotImplemented
     stride, padding, dilation, output_padding = (_each(v, rank) for v in (stride, padding, dilation, output_padding))
     high = padding
