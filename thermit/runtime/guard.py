@@ -46,6 +46,7 @@ class GuardTable(Tables):
         self._unchanged = unchanged
         self._abi, self._positional, self._keywords = abi, positional, list(keywords)
         self._places: dict[Any, int] = {}
+        self._known: dict[int, int] = {}
         self._list: list[list[int]] = []
         self.slots = 0
         self.rest: list[Guard] = []
@@ -93,9 +94,13 @@ class GuardTable(Tables):
         if isinstance(source, Arg):
             number = source.slot if isinstance(source.slot, int) else self._positional + self._keywords.index(source.slot)
             return -1 - number
-        if source not in self._places:
-            self._fetch(source)
-        return self._places[source]
+        place = self._known.get(id(source))  # most are the same object; to hash a long way takes long
+        if place is None:
+            if source not in self._places:
+                self._fetch(source)
+            place = self._known[id(source)] = self._places[source]
+            self.keep.append(source)
+        return place
 
     def _fetch(self, source: Source) -> None:
         operands: tuple[Any, ...]

@@ -41,7 +41,6 @@ class Unchanged:
         self.words: dict[int, int] = {}
         self.keep: list[Any] = []
         self._values: dict[int, tuple[Source, Any]] = {}
-        self._equal: dict[Source, Any] = {}
         self._seen: set[int] = set()
 
     # ------------------------------------------------------------------------------------------ places
@@ -49,9 +48,7 @@ class Unchanged:
         """The object at a place, if the words vouch for it; else `OPEN`."""
         known = self._values.get(id(source))
         if known is None:
-            if source not in self._equal:
-                self._equal[source] = self._find(source)
-            known = self._values[id(source)] = source, self._equal[source]
+            known = self._values[id(source)] = source, self._find(source)
         return known[1]
 
     def covers(self, source: Source) -> bool:
