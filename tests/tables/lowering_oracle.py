@@ -25,8 +25,8 @@ UNDEFINED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empt
 
 
 LAYOUT_DEPENDENT = {"linspace", "arange", "huber_loss", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
-                    "embedding_dense_backward", "unfold_backward", "index_reduce", "native_layer_norm_backward"}  # fmt: skip
-# eager itself rounds differently in its vectors and at their ends
+                    "embedding_dense_backward", "unfold_backward", "index_reduce", "native_layer_norm_backward", "convolution"}  # fmt: skip
+# eager itself rounds differently in its vectors and at their ends, or sums in another order (each channel of a convolution by itself)
 
 
 def to_array(t: torch.Tensor) -> np.ndarray:
