@@ -8,6 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import thermit
+from thermit.codegen.target import host_target, x86_target
+from thermit.loops.lower import lower
+from thermit.loops.pull import ROWS_BYTES
+from thermit.loops.tile import tile
 from thermit.passes.simplify import simplify
 from thermit.schedule.fuse import fuse
 
@@ -184,6 +188,27 @@ def test_masks_are_made_once_a_task():
     _, text = native(lambda x, w: F.conv2d(x, w, padding=1), x, w)
     copies = [line for line in text.splitlines() if line.strip().startswith("panel[") and "inside[" in line]
     assert copies and not any(re.search(r"(pc|t0|t1)\)* [/%]", line) for line in copies)
+
+
+def test_masks_and_blocks_fit_the_stack():
+    """What stands on the stack is at most the rows of a kernel, masks, blocks and copied rows together."""
+    sizes = [
+        ((1, 16, 31, 28), (2, 16, 3, 9), 1),
+        ((1, 5, 500), (512, 5, 125), 1),
+        ((1, 2, 100, 100), (33, 2, 11, 5), 2),
+        ((1, 64, 31, 52), (64, 64, 9, 9), 1),
+        ((1, 1, 1, 250), (2, 1, 1, 127), 1),
+        ((1, 3, 400), (1040, 3, 127), 1),
+    ]
+    for image, weight, stride in sizes:
+        for dtype in (torch.float32, torch.float64):
+            x, w, rank = torch.randn(image, dtype=dtype), torch.randn(weight, dtype=dtype), len(image) - 2
+            convolution = (F.conv1d, F.conv2d)[rank - 1]
+            graph = thermit.jit(lambda x, w, f=convolution, s=stride: f(x, w, stride=s, padding=[k // 2 for k in w.shape[2:]])).trace(x, w).graph
+            for kernel in fuse(simplify(graph, Counter())).steps:
+                for target in (host_target(), x86_target("avx512")):
+                    program = tile(lower(kernel), target)
+                    assert sum(m.elems * m.dtype.itemsize for m in program.memories if m.role == "row") <= ROWS_BYTES, (image, weight, target)
 
 
 def test_a_deep_network_has_one_kernel_a_convolution():

@@ -8,6 +8,7 @@ kernel; blocks are many enough for some cores and large enough that copying is l
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 from thermit.loops.nest import Product
@@ -56,14 +57,25 @@ class Blocking:
     group: int
 
 
-def blocking(s: Product, batch: int, target: HasRegisters, reads_left: bool, turns_right: bool) -> Blocking:
-    """The cheapest blocks of those that are tried."""
+def blocking(
+    s: Product,
+    batch: int,
+    target: HasRegisters,
+    reads_left: bool,
+    turns_right: bool,
+    window: int = 1,
+    beside: Callable[[int], int] | None = None,
+) -> Blocking:
+    """The cheapest blocks of those that are tried.  Their depth is a multiple of `window`; `beside`: elements that stand beside a block of so
+    many columns.  Where no such blocks fit, those without: it is for the caller to see that."""
     m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
     bits = s.local.dtype.bits
     lanes = target.lanes(bits)
     rows, vectors = min(_shapes(target), key=lambda shape: _cycles(m, n, lanes, *shape))
     width = vectors * lanes
     depth = _up(-(-k // -(-k // DEPTH)), 2 * lanes)
+    if window > 1:
+        depth = window * -(-k // window // -(-k // depth))
     unit = rows if reads_left else math.lcm(rows, lanes)
     group = min(max(GROUP // unit, 1) * unit, _up(m, unit))
     most = ROWS_BYTES * 8 // bits - (0 if reads_left else group * depth)
@@ -72,7 +84,7 @@ def blocking(s: Product, batch: int, target: HasRegisters, reads_left: bool, tur
     best: tuple[float, int, int] | None = None
     for columns in _sizes(n, width):
         for block_rows in _sizes(m, unit):
-            if columns * (block_rows + depth) > most:
+            if columns * (block_rows + depth) + (beside(columns) if beside else 0) > most:
                 continue
             tasks = batch * -(-m // block_rows) * -(-n // columns)
             copies = columns * k * (TURN if turns_right else COPY) + block_rows * k * (READ if reads_left else LINE)
@@ -81,7 +93,9 @@ def blocking(s: Product, batch: int, target: HasRegisters, reads_left: bool, tur
             cost = (tasks + cores * -(-tasks // cores)) * task
             if best is None or cost < best[0]:
                 best = cost, block_rows, columns
-    assert best is not None, "the smallest block fits"
+    if best is None:
+        assert beside is not None, "the smallest block fits"
+        return blocking(s, batch, target, reads_left, turns_right)
     last_rows = m - (-(-m // best[1]) - 1) * best[1]
     return Blocking(rows, width, best[1], best[2], depth, _last(last_rows, rows, vectors) if reads_left else (), group)
 

@@ -25,7 +25,7 @@ from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import BOOL, INT32, INT64
-from thermit.loops.blocking import HasRegisters
+from thermit.loops.blocking import Blocking, HasRegisters, blocking
 from thermit.loops.contraction import MOST_UNROLLED, Packing, is_worth
 from thermit.loops.index import ZERO, Indices, number
 from thermit.loops.nest import For, LoopProgram, Memory, Product, Span, Stmt, Store
@@ -33,7 +33,7 @@ from thermit.loops.pull import ROWS_BYTES
 from thermit.loops.rewrite import simplified
 
 MOST_TAPS = 128  # of a window: so many rows of masks
-MASK_BYTES = 128 << 10  # of a task, on the stack beside the blocks
+MASK_BYTES = 128 << 10  # of a task, on the stack beside the blocks, all together at most ROWS_BYTES
 INSIDE = "inside"
 
 
@@ -111,17 +111,28 @@ class Windows(Packing):
         """A register of masked columns costs as much as one that is turned."""
         return int(span is self.s.depth) if side is self.s.right else super()._step(side, span)
 
-    def _place_task(self) -> None:
+    def _blocking(self) -> Blocking:
         """Blocks of the depth are whole windows; those of columns are whole rows of the result where that is near: fewer masks."""
-        b = self.blocks
-        blocks = -(-self.s.depth.extent // b.depth)
+        b = blocking(self.s, self.origin.extent, self.target, self.reads_left, self.turns_right, self.taps, self._masks_beside)
         unit = math.lcm(self.width, b.tile_columns)
         columns = unit * max(1, round(b.columns / unit))
         is_near = b.columns < self.s.columns.extent and 2 * b.columns <= 3 * columns <= 5 * b.columns
-        if not is_near or columns * (b.rows + b.depth) * self.dtype.itemsize > ROWS_BYTES:
-            columns = b.columns
-        self.blocks = replace(b, columns=columns, depth=self.taps * -(-self.s.depth.extent // self.taps // blocks))
-        super()._place_task()
+        return replace(b, columns=columns) if is_near and self._elems(replace(b, columns=columns)) * self.dtype.itemsize <= ROWS_BYTES else b
+
+    def _rows_beside(self, columns: int) -> tuple[int, int]:
+        """Rows of masks for a block of so many columns, and how long they are."""
+        n = self.s.columns.extent
+        if self.width == n:  # not divided: what a block has
+            return 1, min(columns, n)
+        begun = int(columns % self.width != 0)  # a block may begin in the middle of a row
+        return min(-(-columns // self.width) + begun, -(-n // self.width)), self.width
+
+    def _masks_beside(self, columns: int) -> int:
+        return self.taps * math.prod(self._rows_beside(columns)) if len(self.s.right.args) > 1 else 0
+
+    def _elems(self, b: Blocking) -> int:
+        """What stands on the stack; an element of a mask is as long as one of the product."""
+        return b.columns * (b.rows + b.depth) + (0 if self.reads_left else b.group * b.depth) + self._masks_beside(b.columns)
 
     def _find(self) -> bool:
         """The right side in terms of channel, taps and column; whether neighbouring columns read neighbours, and no channel changes the guard."""
@@ -137,16 +148,14 @@ class Windows(Packing):
         terms = indices.form(self.offset)[1]
         if terms.get(column) != 1 or any(column in toposort([atom]) for atom in terms if atom is not column):
             return False
+        if self.blocks.depth % self.taps or self._elems(self.blocks) * self.dtype.itemsize > ROWS_BYTES:
+            return False
         if self.guard is None:
             return True
-        asked = set(toposort([self.guard]))
-        if self.width == s.columns.extent:  # not divided: what a block has
-            self.width, self.rows_of_masks = min(self.blocks.columns, s.columns.extent), 1
-        else:
-            begun = int(self.blocks.columns % self.width != 0)  # a block may begin in the middle of a row
-            self.rows_of_masks = min(-(-self.blocks.columns // self.width) + begun, -(-s.columns.extent // self.width))
-        if self.taps * self.rows_of_masks * self.width * self.mask.itemsize > MASK_BYTES:
+        if self._masks_beside(self.blocks.columns) * self.mask.itemsize > MASK_BYTES:
             return False
+        self.rows_of_masks, self.width = self._rows_beside(self.blocks.columns)
+        asked = set(toposort([self.guard]))
         return not asked & {self.channel, self.origin.index} and not any(n.prim in (p.LOAD, p.LOCAL) for n in asked)
 
     def _tap(self) -> Node:
