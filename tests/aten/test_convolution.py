@@ -190,6 +190,14 @@ def test_masks_are_made_once_a_task():
     assert copies and not any(re.search(r"(pc|t0|t1)\)* [/%]", line) for line in copies)
 
 
+@pytest.mark.parametrize("kernel", [(9,), (7, 7), (3, 3), (5, 3), (3, 5), (3, 1), (5, 1)])
+@pytest.mark.parametrize("stride", [2, 3])
+def test_one_channel_with_strides(kernel, stride):
+    """The taps are all of the depth, and strides cut them where that is no part of all: each is copied nevertheless."""
+    x = torch.randn(1, 1, *((513,) if len(kernel) == 1 else (20, 40)))
+    agrees(lambda x, w: (F.conv1d, F.conv2d)[len(kernel) - 1](x, w, stride=stride), x, torch.randn(17, 1, *kernel))
+
+
 def test_masks_and_blocks_fit_the_stack():
     """What stands on the stack is at most the rows of a kernel, masks, blocks and copied rows together."""
     sizes = [

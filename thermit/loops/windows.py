@@ -43,8 +43,9 @@ def convolved(program: LoopProgram, target: HasRegisters) -> LoopProgram | None:
         return None
     cuts = _cuts(s.right, s.depth.index, s.depth.extent)
     for whole in dict.fromkeys((cuts[-1], s.depth.extent)) if cuts else ():
-        if cuts and whole <= MOST_TAPS and s.depth.extent % whole == 0:
-            made = Windows(program, s, target, (*(c for c in cuts if c < whole), whole))
+        steps = (*(c for c in cuts if c < whole), whole)
+        if whole <= MOST_TAPS and s.depth.extent % whole == 0 and whole % steps[-2:][0] == 0:
+            made = Windows(program, s, target, steps)
             if made.is_possible:
                 return made.program()
     return None
