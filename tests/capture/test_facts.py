@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import faults_classes
 import faults_modules
 import faults_names
 import faults_objects
@@ -15,7 +16,7 @@ from watched import HANDLES, attempt, flat, run
 import thermit
 from thermit.capture.signature import Call, holds
 
-FAULTS = {**faults_names.FAULTS, **faults_objects.FAULTS, **faults_modules.FAULTS}
+FAULTS = {**faults_classes.FAULTS, **faults_names.FAULTS, **faults_objects.FAULTS, **faults_modules.FAULTS}
 
 
 @pytest.fixture(autouse=True)

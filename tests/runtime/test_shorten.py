@@ -25,12 +25,13 @@ from thermit.runtime.native.calling import CONSTANTS
 from thermit.runtime.unchanged import Unchanged
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "capture"))
+import faults_classes
 import faults_modules
 import faults_names
 import faults_objects
 from watched import HANDLES, attempt, flat
 
-FAULTS = {**faults_names.FAULTS, **faults_objects.FAULTS, **faults_modules.FAULTS}
+FAULTS = {**faults_classes.FAULTS, **faults_names.FAULTS, **faults_objects.FAULTS, **faults_modules.FAULTS}
 pytestmark = pytest.mark.skipif(layout() is None, reason="this Python does not tell versions")
 
 

@@ -147,6 +147,9 @@ def _note(found: Names, code: CodeType, offset: int, op: int, arg: int) -> None:
         return
     elif op == _MATCH_CLASS:
         found.globals.add("isinstance")
+        found.attributes |= {n for c in code.co_consts if type(c) is tuple for n in c if type(n) is str}  # case Point(x=0)
+        found.tries = True
+        found.reflects = found.reflects or arg > 0  # case Point(0): the class tells the names
         return
     elif op in _SUBSCRIPT_STORES:
         found.writes.setdefault("[]", _line(code, offset))

@@ -36,7 +36,7 @@ from thermit import config
 from thermit.capture.bytecode import IDENTITIES, NAMESPACES, Names, function_of, names_of
 from thermit.capture.known import CONTAINERS, is_quiet
 from thermit.capture.origin import LIBRARY, MODULES, STANDARD, USER, called_by_library, class_origin, code_origin, is_library_module, is_package
-from thermit.capture.reach import Reach, in_class
+from thermit.capture.reach import WALKING_CODES, Reach, in_class
 from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, ambient, argument_roots, holds
 from thermit.capture.standin import is_stand_in
 from thermit.capture.values import IMMUTABLE, ByIdentity, Leaves, NotStatic, freeze
@@ -221,6 +221,8 @@ class Watcher:
                 module = frame.f_locals["self"]
                 if self._argument(module) and id(module) not in self._fresh:
                     self.objects.module_call(module)
+            elif frame.f_code in WALKING_CODES:
+                self.objects.walked(frame.f_locals["self"])
             elif frame.f_code in _READING_CODES:
                 self._refuse("reads the values of a tensor", frame)
         elif event == "return" and frame in self._frames:
@@ -344,6 +346,8 @@ class Watcher:
             if vars(base).get(name) is function:
                 first = getattr(kind, name, None) is function
                 self.objects.reach(Attr(Held(kind, kind.__qualname__), name) if first else Class(base, name), function)
+                if not first:
+                    self.objects.above(kind, base, name)
                 return
 
     def _function(self, function: FunctionType) -> list[Any]:
@@ -434,9 +438,12 @@ class Watcher:
         kind = type(value)
         if is_quiet(value):
             return []
+        if isinstance(value, type):  # a class method's own class: nothing else has to lead to it
+            return [value] if class_origin(value) is USER else []
+        own: list[Any] = [kind] if class_origin(kind) is USER else []
         if kind in CONTAINERS or id(value) in self._fresh or isinstance(value, Iterator):
-            return self._known_inside(value)
-        return [value] if class_origin(kind) is not LIBRARY and self.objects.look_for(value) is not None else []
+            return own + self._known_inside(value)
+        return [value] if class_origin(kind) is not LIBRARY and self.objects.look_for(value) is not None else own
 
     def _known_inside(self, value: Any) -> list[Any]:
         """The known objects that a new container, object or iterator refers to, near by."""

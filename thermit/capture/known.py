@@ -180,7 +180,7 @@ class Known:
             self._inside(source, value, set())
             for child in leaves.objects:
                 self.know(child, Held(child, f"{source}[...]"))
-        found = self.contents[id(value)] = [value, *leaves.objects, *leaves.containers, *leaves.tensors]
+        found = self.contents[id(value)] = [value, *leaves.objects, *leaves.classes, *leaves.containers, *leaves.tensors]
         return found
 
     def _reach_parts(self, source: Source, value: Any) -> None:

@@ -31,6 +31,9 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by Python code
 _OF_TENSORS = frozenset(dir(torch.Tensor))
 _ASK_CLASS = frozenset(("type", "isinstance"))
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+WALKING_CODES = frozenset(
+    getattr(torch.nn.Module, name).__code__ for name in ("named_modules", "_named_members", "named_children", "state_dict", "apply")
+)
 
 
 class Reach(Known):
@@ -51,7 +54,7 @@ class Reach(Known):
         """
         attributes = names.attributes
         self._watched = watched
-        if names.tries:
+        if names.tries or names.reflects:
             attributes = attributes | names.strings
         hung = attributes - _OF_TENSORS if watched else set()
         stack = list(objects)
@@ -86,7 +89,9 @@ class Reach(Known):
 
     def lacks(self, source: Source, names: frozenset[str]) -> None:
         """Guards that nobody hangs attributes of these names on a tensor."""
-        place = Attr(source, "__dict__")
+        self._absent(Attr(source, "__dict__"), names)
+
+    def _absent(self, place: Source, names: frozenset[str]) -> None:
         before = self.guards.get((place, "absent"))
         self.guards[place, "absent"] = Guard(place, "absent", names if before is None else before.expected | names)
 
@@ -118,7 +123,7 @@ class Reach(Known):
         if origin is LIBRARY and kind is not FunctionType:
             return inside
         if isinstance(value, type):
-            return self._class_attributes(value, attributes)
+            return self._class_attributes(value, names, attributes)
         everything = (names.reflects and self._watched) or origin is STANDARD
         table = getattr(value, "__dict__", None)
         found = list(inside)
@@ -159,8 +164,9 @@ class Reach(Known):
                 children[name] = self.reach(Item(Attr(home, place), name), module[place][name])
                 shadowed.add(name)
             elif raw is None or (module is not None and class_origin(kind) is not USER):
-                if self._watched and (names.tries or name in names.writes or (module is None and hasattr(kind, "__getattr__"))):
+                if self._watched and (names.tries or name in names.writes or _computes(kind)):
                     shadowed.add(name)
+                    self._nowhere(home, kind, name, module is not None, name in names.strings)
                 elif not self._watched:
                     del children[name]  # another piece of code may ask whether it is there
             else:
@@ -170,6 +176,13 @@ class Reach(Known):
             self.classed(value, shadowed)
         skipped = "" if self._watched else "_modules"
         return [c for name in attributes if name != skipped and (found := children.get(name)) for c in found]
+
+    def _nowhere(self, home: Source, kind: type, name: str, module: bool, named: bool) -> None:
+        """Guards that no other place gives an attribute which the object itself does not have: a module's tables, its class."""
+        for table in _MODULE_TABLES if module else ():
+            self._absent(Attr(home, table), frozenset((name,)))
+        if named and class_origin(kind) is USER and in_class(kind, name) is None:
+            self.guard(Class(kind, name), "missing", None)
 
     def classed(self, value: Any, names: set[str]) -> None:
         """Guards the class of an object, and that its own dict has none of the names that were found in the class, or nowhere."""
@@ -200,18 +213,30 @@ class Reach(Known):
         described = not isinstance(raw, FunctionType) and hasattr(type(raw), "__get__")
         return self.reach(Class(kind, name) if described else Attr(Held(kind, kind.__qualname__), name), raw)
 
-    def _class_attributes(self, kind: type, attributes: set[str]) -> list[Any]:
+    def _class_attributes(self, kind: type, names: Names, attributes: set[str]) -> list[Any]:
         children = self._children.setdefault(id(kind), {})
         for name in attributes:
             if name in children:
                 continue
             children[name] = ()
             raw = in_class(kind, name)
-            if raw is None or name.startswith("__"):
+            if name.startswith("__") or class_origin(kind) is not USER:
                 continue
-            if class_origin(kind) is USER:
+            if raw is not None:
                 children[name] = self.reach(Class(kind, name), raw)
+            elif names.tries and name in names.strings:  # getattr(cls, "name", None)
+                self.guard(Class(kind, name), "missing", None)
+            else:
+                del children[name]  # another piece of code may ask whether it is there
         return [c for name in attributes if (found := children.get(name)) for c in found]
+
+    def above(self, kind: type, base: type, name: str) -> None:
+        """Guards that super() leads to this base: no class on the way to it has the name where it had none."""
+        for between in kind.__mro__[1 : kind.__mro__.index(base)]:
+            if name in vars(between) or class_origin(between) is not USER:
+                continue
+            raw = in_class(between, name)
+            self.guard(Class(between, name), "missing" if raw is None else "is", raw)
 
     def module_call(self, module: torch.nn.Module) -> None:
         """Guards what PyTorch looks at when a module is called: its hooks, and where its `forward` comes from."""
@@ -225,6 +250,17 @@ class Reach(Known):
         forward = in_class(kind, "forward")
         if class_origin(kind) is USER and isinstance(forward, FunctionType):
             self.reach(Attr(Held(kind, kind.__qualname__), "forward"), forward)
+
+    def walked(self, module: torch.nn.Module) -> None:
+        """Guards which children, parameters and buffers there are in a module and all below it: code goes through them."""
+        for below in module.modules():
+            home = self.home(below)
+            for name in _MODULE_TABLES:
+                place, table = Attr(home, name), vars(below)[name]
+                self.guard(place, "keys", list(table)) if table else self.guard(place, "empty", type(table))
+                for key, value in table.items():
+                    if value is None or name == "_modules":
+                        self.reach(Item(place, key), value)
 
     def _module_hooks(self, module: torch.nn.Module) -> None:
         place = Held(module, str(self.known[id(module)][1]) if id(module) in self.known else type(module).__name__)
@@ -241,6 +277,11 @@ class Reach(Known):
         elif source not in self.reached:
             self.reached[source] = None
             self.guard(source, "empty", type(table))
+
+
+def _computes(kind: type) -> bool:
+    """Whether attributes that are nowhere come from a `__getattr__` of the user's."""
+    return in_class(kind, "__getattr__") not in (None, torch.nn.Module.__getattr__)
 
 
 def in_class(kind: type, name: str) -> Any:

@@ -98,18 +98,19 @@ class Same:
 
 
 class Leaves:
-    """What `freeze` met on the way: tensors, objects kept by identity, mutable containers, and how many values in all.
+    """What `freeze` met on the way: tensors, objects kept by identity, classes, mutable containers, and how many values in all.
 
     `arrays`: whether small arrays of numpy are compared by their contents (a constant of the program), or refused (an argument).
     """
 
-    __slots__ = ("arrays", "containers", "count", "depth", "limit", "objects", "tensors")
+    __slots__ = ("arrays", "classes", "containers", "count", "depth", "limit", "objects", "tensors")
 
     def __init__(self, limit: int = 100_000, arrays: bool = False) -> None:
         self.arrays = arrays
         self.tensors: list[torch.Tensor] = []
         self.objects: list[Any] = []
         self.containers: list[Any] = []
+        self.classes: list[type] = []
         self.count, self.limit, self.depth = 0, limit, 0
 
 
@@ -126,6 +127,11 @@ def freeze(value: Any, leaves: Leaves) -> Any:
 
 
 def _itself(value: Any, leaves: Leaves) -> Any:
+    return value
+
+
+def _class(value: type, leaves: Leaves) -> Any:
+    leaves.classes.append(value)
     return value
 
 
@@ -282,6 +288,7 @@ _FREEZE: dict[type, Freeze] = {
     functools.partial: _partial,
     torch.Generator: _object,
     np.ndarray: _array,
+    type: _class,
 }
 for _kind in (
     str,
@@ -294,7 +301,6 @@ for _kind in (
     torch.device,
     torch.layout,
     torch.memory_format,
-    type,
 ):
     _FREEZE[_kind] = _itself
 IMMUTABLE = frozenset(
@@ -351,7 +357,9 @@ def _classify(kind: type) -> Freeze:
         return _tensor
     if issubclass(kind, enum.Enum):
         return _enum
-    if issubclass(kind, type) or kind in (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, ClassMethodDescriptorType):
+    if issubclass(kind, type):
+        return _class
+    if kind in (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, ClassMethodDescriptorType):
         return _itself
     if kind in SUPPORTED_NODES:
         return _registered

@@ -212,7 +212,9 @@ class Unchanged:
         return at != 0 or type(value) is frozenset
 
     def _missing(self, source: Source) -> bool:
-        """A key that a dict does not have."""
+        """A key that a dict does not have, a name that a class does not have."""
+        if isinstance(source, Class):
+            return self._class(source.owner)
         if not isinstance(source, Item):
             return False
         owner = self.value(source.base)
