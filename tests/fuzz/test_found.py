@@ -40,6 +40,16 @@ FOUND = [
     # the results of index_add and index_copy are in row-major order
     ("exact", [((1, 1, 9), "uint8", "strided")], "v2 = x0.permute([1, 2, 0]); v4 = v2.index_copy(0, torch.tensor([0]), v2[:1])", "v4"),
     ("exact", [((1, 1, 15, 1), "bool", "transposed")], "v0 = x0.index_copy(0, torch.tensor([0]), x0[:1])", "v0"),
+    # loops over parts of an axis of which some are not read (a column of what was spread) were merged with others, and more of them read
+    ("exact", [((1, 8, 1, 6), "float32", "plain")],
+     "v0 = F.interpolate(x0, scale_factor=2) + 3; v1 = v0.reshape(1, 8, 1, 2, 6, 2).permute(0, 1, 3, 5, 2, 4).contiguous() + 1", "v1"),
+    ("exact", [((2, 3, 8, 8), "float32", "plain")],
+     "v0 = F.interpolate(x0, scale_factor=2) + 3; v1 = v0.reshape(2, 3, 8, 2, 8, 2).permute(0, 1, 3, 5, 2, 4).contiguous() + 1", "v1"),
+    ("exact", [((8, 6), "float32", "plain")],
+     "v0 = x0[:, :, None].expand(-1, -1, 2).reshape(8, 1, 12) + 3; v1 = v0.expand(-1, 2, -1) + 1; "
+     "v2 = v1.reshape(8, 2, 6, 2).permute(0, 1, 3, 2).contiguous() + 1", "v2"),
+    ("exact", [((8, 4), "float32", "plain")],
+     "v0 = x0.reshape(8, 2, 1, 2).expand(8, 2, 6, 2).reshape(8, 2, 12) + 3; v1 = v0.reshape(8, 2, 6, 2).permute(0, 1, 3, 2).contiguous() + 1", "v1"),
 ]  # fmt: skip
 
 

@@ -41,6 +41,7 @@ class Indices:
         self._forms: dict[Node, Form] = {}
         self._order: dict[Node, int] = {}
         self.limits: dict[Node, tuple[int, int]] = {}  # of what is loaded, where its expression tells them
+        self.relied: set[tuple[Node, Node]] = set()  # quotients and remainders that are so only by the ranges of their atoms
 
     def variable(self, name: str, extent: int) -> Node:
         """A loop variable over [0, extent)."""
@@ -157,7 +158,10 @@ class Indices:
                 break
         remainder = (const - lift * divisor, rest)
         if low >= 0 and high < divisor:
-            return self._make((lift, whole)), self._make(remainder)
+            made = self._make((lift, whole)), self._make(remainder)
+            if rest:
+                self.relied.add(made)
+            return made
         inner = self._make(remainder)
         quotient, left = self._quotient(inner, divisor), Node(p.REM, (inner, number(divisor)), None, SCALAR)
         self.extents.setdefault(quotient, max(high, 0) // divisor + 1)

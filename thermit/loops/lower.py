@@ -67,7 +67,7 @@ def _layout(kernel: Kernel) -> Layout:
             apart = None
     main = _main(kernel)
     reductions = [(node, frozenset(atom for i in index for atom in _variables(i)), own) for node, index, own in probe.reached]
-    layout = choose(Seen(main.node.shape, main.strides, variables, probe.uses, probe.loads, reductions, probe.scans), probe.indices)
+    layout = choose(Seen(main.node.shape, main.strides, variables, probe.needed(), probe.loads, reductions, probe.scans), probe.indices)
     layout.apart = apart
     axes = {v: a for a, v in enumerate(variables) if v is not None}
     rows = {a for group in layout.order[: layout.rows] for a in group}

@@ -84,6 +84,7 @@ class Pull:
         self.depths: dict[Node, int] = {}
         self.active: list[Scope] = []
         self.uses: set[Node] = set()  # index expressions whose values matter, for the layout
+        self.unread: set[Node] = set()  # parts of an index that are not read
         self.loads: set[Node] = set()  # offsets in buffers
         self.reached: list[tuple[Node, Index, tuple[Node | None, ...]]] = []  # reductions: where they were pulled, the variables of their axes
         self.unguarded: list[tuple[Node, Index]] = []
@@ -180,6 +181,7 @@ class Pull:
         if prim is p.CONST:
             return build.const(node.attrs.value, node.dtype)
         if prim is p.IOTA:
+            self.unread.update(i for a, i in enumerate(index) if a != node.attrs.axis)
             return self.use(index[node.attrs.axis])
         if prim.kind == "view":
             return self.view(node, index, guard)
@@ -198,8 +200,16 @@ class Pull:
         self.uses.add(expression)
         return expression
 
+    def needed(self) -> set[Node]:
+        """The index expressions by which loops may be merged: what matters, and remainders by which an index was taken apart of which a part is
+        not read.  (Of merged loops the range says less, and what is read would no longer be the part.)"""
+        variables = {v for i in self.unread for v in toposort([i]) if v.prim is p.INDEX}
+        relied = (pair for pair in self.indices.relied if not variables.isdisjoint(toposort(pair)))
+        return self.uses | {remainder for _, remainder in relied}
+
     def load(self, node: Node, index: Index, guard: Node | None) -> Node:
         name, strides = self.names[node]
+        self.unread.update(i for s, i in zip(strides, index, strict=True) if s == 0)
         offset = self.indices.linear(zip(strides, index, strict=True))
         self.loads.add(offset)
         made = build.load(name, node.dtype, self.use(offset), guard)
@@ -220,6 +230,7 @@ class Pull:
                     inner[axis] = index[k]
                 return self.pull(x, tuple(inner), guard)
             case "expand":
+                self.unread.update(i for i, n in zip(index, x.shape, strict=True) if n == 1)
                 return self.pull(x, tuple(ZERO if n == 1 else i for i, n in zip(index, x.shape, strict=True)), guard)
             case "slice":
                 picked = (indices.linear([(t, i)], s) for i, s, t in zip(index, attrs.starts, attrs.steps, strict=True))
