@@ -50,6 +50,9 @@ FOUND = [
      "v2 = v1.reshape(8, 2, 6, 2).permute(0, 1, 3, 2).contiguous() + 1", "v2"),
     ("exact", [((8, 4), "float32", "plain")],
      "v0 = x0.reshape(8, 2, 1, 2).expand(8, 2, 6, 2).reshape(8, 2, 12) + 3; v1 = v0.reshape(8, 2, 6, 2).permute(0, 1, 3, 2).contiguous() + 1", "v1"),
+    # the second part of a concatenation backwards: of 18 i - j - 19 the multiples of 18 were divided apart, and what was left is negative
+    ("exact", [((3, 2, 3), "float32", "plain")],
+     "v0 = torch.cat([x0, x0 + 1]).reshape(2, 18); v1 = torch.cat([v0, v0 + 1]) + 2; v2 = v1.flip(1)", "v2"),
 ]  # fmt: skip
 
 

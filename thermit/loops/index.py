@@ -157,6 +157,14 @@ class Indices:
             if low >= 0:
                 break
         remainder = (const - lift * divisor, rest)
+        if low < 0:  # what is divided must not be negative by itself, even where the whole index is not
+            least = self._bounds((const, rest))[0]
+            if least > -UNBOUNDED:
+                lift = least // divisor
+                remainder = (const - lift * divisor, rest)
+            elif const < 0 or any(k < 0 for k in rest.values()):
+                lift, whole, remainder = 0, {}, (const, terms)
+            low, high = self._bounds(remainder)
         if low >= 0 and high < divisor:
             made = self._make((lift, whole)), self._make(remainder)
             if rest:
