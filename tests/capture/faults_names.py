@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -333,3 +334,21 @@ def generator_function() -> Fault:
             yield x * s
 
     return lambda x: sum(produce(x)), (vector(),), lambda: steps.append(3)
+
+
+@fault
+def variable_of_the_environment() -> Fault:
+    os.environ["THERMIT_TEST"] = "1"
+    return lambda x: x * int(os.environ.get("THERMIT_TEST", "0")), (vector(),), lambda: os.environ.update(THERMIT_TEST="2")
+
+
+@fault
+def variable_of_the_environment_is_set() -> Fault:
+    os.environ.pop("THERMIT_TEST", None)
+    return lambda x: x * int(os.getenv("THERMIT_TEST", "3")), (vector(),), lambda: os.environ.update(THERMIT_TEST="2")
+
+
+@fault
+def variable_of_the_environment_is_there() -> Fault:
+    os.environ.pop("THERMIT_TEST", None)
+    return lambda x: x * ("THERMIT_TEST" in os.environ), (vector(),), lambda: os.environ.update(THERMIT_TEST="2")

@@ -409,8 +409,13 @@ def reads_the_clock() -> Written:
 
 
 @write
-def reads_the_environment() -> Written:
-    return lambda x: x * len(os.environ.get("HOME", "")), (vector(),)
+def reads_the_whole_environment() -> Written:
+    return lambda x: x * len(dict(os.environ)), (vector(),)
+
+
+@write
+def writes_the_environment() -> Written:
+    return lambda x: x * (1 + bool(os.environ.update(THERMIT_TEST_WRITES="x"))), (vector(),)
 
 
 @write

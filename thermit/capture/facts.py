@@ -488,7 +488,7 @@ class Watcher:
     def _standard(self, frame: FrameType) -> None:
         """Code of the standard library: sees whatever it is given, and some of it has effects."""
         code = frame.f_code
-        if code.co_filename.endswith(("/os.py", "\\os.py", "<frozen os>")):
+        if code.co_filename.endswith(("/os.py", "\\os.py", "<frozen os>")) and not self.objects.environment(frame):
             self._refuse("reads the environment or the file system", frame)
         caller = frame.f_back
         if caller is None or caller not in self._frames:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import os
 import sys
 import weakref
 from collections.abc import Sequence
-from types import FunctionType, MethodType, ModuleType
+from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ _HOOK_TABLES = vars(sys.modules["torch.nn.modules.module"])
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by Python code
 _OF_TENSORS = frozenset(dir(torch.Tensor))
 _ASK_CLASS = frozenset(("type", "isinstance"))
+_VARIABLE = type(os.environ).__getitem__.__code__
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 WALKING_CODES = frozenset(
     getattr(torch.nn.Module, name).__code__ for name in ("named_modules", "_named_members", "named_children", "state_dict", "apply")
@@ -250,6 +252,19 @@ class Reach(Known):
         forward = in_class(kind, "forward")
         if class_origin(kind) is USER and isinstance(forward, FunctionType):
             self.reach(Attr(Held(kind, kind.__qualname__), "forward"), forward)
+
+    def environment(self, frame: FrameType) -> bool:
+        """Whether a frame of os does nothing but read one variable of the environment, which is then guarded."""
+        code, names = frame.f_code, os.environ
+        if code is os.getenv.__code__ or (frame.f_back is not None and frame.f_back.f_code is _VARIABLE):
+            return True  # the variable is asked for below, or was
+        key = frame.f_locals["key"] if code is _VARIABLE else None
+        if type(key) is not str or frame.f_locals["self"] is not names:
+            return False
+        table = names._data
+        place = Item(Attr(Held(names, "os.environ"), "_data"), names.encodekey(key))
+        self.guard(place, "equals", table[place.key]) if place.key in table else self.guard(place, "missing", None)
+        return True
 
     def walked(self, module: torch.nn.Module) -> None:
         """Guards which children, parameters and buffers there are in a module and all below it: code goes through them."""

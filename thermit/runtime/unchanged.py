@@ -106,7 +106,7 @@ class Unchanged:
 
     @staticmethod
     def _plain_key(key: Any) -> bool:
-        return type(key) in (str, int)
+        return type(key) in (str, int, bytes)
 
     def _attribute(self, owner: Any, name: str) -> Any:
         kind = type(owner)
