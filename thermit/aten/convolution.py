@@ -9,7 +9,8 @@ so rows are channels and columns are places, as in the result: what follows (bia
 product, and all values of a network lie as PyTorch's do.  Neither the padded nor the windowed x is in memory: both are views.  With one channel
 in and out of each group (depthwise) the sums of a product would have nothing to share: they are written out, one multiply-add for each tap.
 
-A transposed convolution with stride 1 is the convolution with the taps backwards.  float32 and float64; all else is left to PyTorch.
+float32 and float64.  Transposed convolutions are left to PyTorch: over a padded image, an infinite weight would meet zeros and give nan where eager
+multiplies nothing.
 """
 
 from __future__ import annotations
@@ -50,22 +51,11 @@ def convolution(
     groups: int,
 ) -> Lowered:
     rank, types = input.type.ndim - 2, {t.dtype for t in (input, weight, bias) if t is not None}
-    if rank not in (1, 2, 3) or types not in ({FLOAT32}, {FLOAT64}) or 0 in (*input.shape, *weight.shape):
+    if transposed or rank not in (1, 2, 3) or types not in ({FLOAT32}, {FLOAT64}) or 0 in (*input.shape, *weight.shape):
         return NotImplemented
-    stride, padding, dilation, output_padding = (_each(v, rank) for v in (stride, padding, dilation, output_padding))
-    high = padding
-    if transposed:
-        if any(s != 1 for s in stride):
-            return NotImplemented
-        weight = _backwards(weight, groups)
-        padding = tuple(d * (k - 1) - q for d, k, q in zip(dilation, weight.shape[2:], padding, strict=True))
-        high = tuple(q + more for q, more in zip(padding, output_padding, strict=True))
-        if min(*padding, *high) < 0:
-            return NotImplemented
+    stride, padding, dilation = (_each(v, rank) for v in (stride, padding, dilation))
     taps = weight.shape[2:]
-    places = tuple(
-        (n + low + up - d * (k - 1) - 1) // s + 1 for n, low, up, d, k, s in zip(input.shape[2:], padding, high, dilation, taps, stride, strict=True)
-    )
+    places = tuple((n + 2 * q - d * (k - 1) - 1) // s + 1 for n, q, d, k, s in zip(input.shape[2:], padding, dilation, taps, stride, strict=True))
     if min(places) < 1:
         return NotImplemented
     work = math.prod(places) * input.shape[0] * weight.type.numel
@@ -82,7 +72,7 @@ def convolution(
     if exact:
         input, weight = _value(b.cast(input, FLOAT64)), _value(b.cast(weight, FLOAT64))
     if is_depthwise:
-        made = _depthwise(input, weight, places, stride, padding, high, dilation)
+        made = _depthwise(input, weight, places, stride, padding, dilation)
     else:
         made = _product(input, weight, places, stride, padding, dilation, groups)
     if bias is not None:
@@ -94,14 +84,6 @@ def convolution(
 def _each(value: Sequence[int], rank: int) -> Shape:
     """One number an axis; a single one stands for all."""
     return tuple(value) * rank if len(value) == 1 else tuple(value)
-
-
-def _backwards(weight: Node, groups: int) -> Node:
-    """[C, O / groups, *taps] of a transposed convolution as the weight [O, C / groups, *taps] of a plain one."""
-    channels, outs, *taps = weight.shape
-    grouped = b.reshape(b.flip(weight, range(2, weight.type.ndim)), (groups, channels // groups, outs, *taps))
-    swapped = b.permute(grouped, (0, 2, 1, *range(3, grouped.type.ndim)))
-    return b.reshape(swapped, (groups * outs, channels // groups, *taps))
 
 
 def _product(x: Node, weight: Node, places: Shape, stride: Shape, padding: Shape, dilation: Shape, groups: int) -> Node:
@@ -170,10 +152,10 @@ def _aligned(x: Node, places: Shape, stride: Shape) -> tuple[Node, Shape]:
     return b.reshape(back, x.shape), computed
 
 
-def _depthwise(x: Node, weight: Node, places: Shape, stride: Shape, padding: Shape, high: Shape, dilation: Shape) -> Node:
+def _depthwise(x: Node, weight: Node, places: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Node:
     """Each channel by itself: a product of one row where the image is as long as the result and small, else a sum of slices."""
     (count, channels), taps, rank = x.shape[:2], weight.shape[2:], len(places)
-    padded = b.pad(x, (0, 0, *padding), (0, 0, *high), 0.0)
+    padded = b.pad(x, (0, 0, *padding), (0, 0, *padding), 0.0)
     shape = (count, channels, *places)
     if math.prod(taps) > 1 and all(s == 1 for s in stride) and x.shape[2:] == places and math.prod(places) <= MOST_PLACES:
         turned = b.permute(b.window(padded, places, taps, stride, dilation), (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)))
