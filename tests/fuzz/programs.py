@@ -22,11 +22,12 @@ from tests.fuzz.choices import EXACT_DTYPES, FORMS, LARGE, LARGE_LIMIT, LIMIT, S
 from tests.fuzz.elements import Elements
 from tests.fuzz.places import Places
 from tests.fuzz.sums import Sums
+from tests.fuzz.towers import Towers
 
 __all__ = ["Program", "program"]
 
 
-class Grower(Elements, Places, Sums):
+class Grower(Elements, Places, Sums, Towers):
     """Grows one program; knows each name's value (eager), and which names are rounded ("rough")."""
 
     def __init__(self, family: str, seed: int) -> None:
@@ -65,11 +66,26 @@ class Grower(Elements, Places, Sums):
         """(new name or None for an in-place statement, text, result is rough, names read)."""
         r, exact = self.random, self.program.family == "exact"
         kinds = ["binary", "binary", "binary", "scalar", "unary", "view", "view", "where", "compare", "inplace", "cat", "cast", "index", "clamp"]
-        kinds += ["make", "places", "window", "memory"]
+        kinds += ["make", "places", "window", "memory", "tower", "tower"]
         kinds += (
             ["intreduce", "minmax", "scatter"]
             if exact
-            else ["math", "math", "math", "reduce", "reduce", "norm", "math2", "minmax", "cumsum", "layer", "chain", "product"]
+            else [
+                "math",
+                "math",
+                "math",
+                "reduce",
+                "reduce",
+                "norm",
+                "math2",
+                "minmax",
+                "cumsum",
+                "layer",
+                "chain",
+                "product",
+                "convolution",
+                "attention",
+            ]
         )
         return getattr(self, "do_" + r.choice(kinds))()
 
