@@ -26,6 +26,10 @@ from tests.fuzz.towers import Towers
 
 __all__ = ["Program", "program"]
 
+EVERY = "binary binary binary scalar unary view view where compare inplace cat cast index clamp make places window memory tower tower".split()
+EXACT = "intreduce minmax scatter".split()
+SMOOTH = "math math math reduce reduce norm math2 minmax cumsum layer chain product convolution convolution attention".split()
+
 
 class Grower(Elements, Places, Sums, Towers):
     """Grows one program; knows each name's value (eager), and which names are rounded ("rough")."""
@@ -65,28 +69,7 @@ class Grower(Elements, Places, Sums, Towers):
     def candidate(self) -> tuple[str | None, str, bool, list[str]] | None:
         """(new name or None for an in-place statement, text, result is rough, names read)."""
         r, exact = self.random, self.program.family == "exact"
-        kinds = ["binary", "binary", "binary", "scalar", "unary", "view", "view", "where", "compare", "inplace", "cat", "cast", "index", "clamp"]
-        kinds += ["make", "places", "window", "memory", "tower", "tower"]
-        kinds += (
-            ["intreduce", "minmax", "scatter"]
-            if exact
-            else [
-                "math",
-                "math",
-                "math",
-                "reduce",
-                "reduce",
-                "norm",
-                "math2",
-                "minmax",
-                "cumsum",
-                "layer",
-                "chain",
-                "product",
-                "convolution",
-                "attention",
-            ]
-        )
+        kinds = EVERY + (EXACT if exact else SMOOTH)
         return getattr(self, "do_" + r.choice(kinds))()
 
     # ------------------------------------------------------------------ growing
