@@ -26,9 +26,16 @@ from tests.fuzz.towers import Towers
 
 __all__ = ["Program", "program"]
 
-EVERY = "binary binary binary scalar unary view view where compare inplace cat cast index clamp make places window memory tower tower".split()
-EXACT = "intreduce minmax scatter".split()
-SMOOTH = "math math math reduce reduce norm math2 minmax cumsum layer chain product convolution convolution attention".split()
+# kinds of statements and how often each is tried
+EVERY = {"binary": 3, "view": 2, "tower": 2} | dict.fromkeys(
+    ["scalar", "unary", "where", "compare", "inplace", "cat", "cast", "index", "clamp", "make", "places", "window", "memory"], 1
+)
+EXACT = EVERY | {"intreduce": 1, "minmax": 1, "scatter": 1}
+SMOOTH = (
+    EVERY
+    | {"math": 3, "reduce": 2, "convolution": 2}
+    | dict.fromkeys(["norm", "math2", "minmax", "cumsum", "layer", "chain", "product", "attention"], 1)
+)
 
 
 class Grower(Elements, Places, Sums, Towers):
@@ -68,9 +75,9 @@ class Grower(Elements, Places, Sums, Towers):
     # ------------------------------------------------------------------ candidates
     def candidate(self) -> tuple[str | None, str, bool, list[str]] | None:
         """(new name or None for an in-place statement, text, result is rough, names read)."""
-        r, exact = self.random, self.program.family == "exact"
-        kinds = EVERY + (EXACT if exact else SMOOTH)
-        return getattr(self, "do_" + r.choice(kinds))()
+        kinds = EXACT if self.program.family == "exact" else SMOOTH
+        (kind,) = self.random.choices(list(kinds), list(kinds.values()))
+        return getattr(self, "do_" + kind)()
 
     # ------------------------------------------------------------------ growing
     def grow(self, statements: int) -> Program:
