@@ -362,12 +362,14 @@ def std_mean(self: Node, dim: Axes = None, *, correction: Number | None = None, 
 # ---------------------------------------------------------------------------------------------- norms, log-sum-exp
 @lower(aten.linalg_vector_norm.default)
 def vector_norm(self: Node, ord: Number = 2, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Lowered:
-    """(sum |x|^ord)^(1/ord); inf and -inf: the largest and smallest |x|; 0: the number of elements that are not 0."""
+    """(sum |x|^ord)^(1/ord); inf and -inf: the largest and smallest |x|; 0: the number of elements that are not 0.  Of one element: |x|."""
     target = DTYPE_OF[dtype] if dtype is not None else self.dtype
     if not target.is_float or not self.dtype.is_float:
         return NotImplemented
     x = b.cast(b.cast(self, target), compute_dtype(target))
     axes = axes_of(dim, self.type.ndim)
+    if ord != 0 and all(x.shape[a] == 1 for a in axes):
+        return rounded(b.reshape(b.abs_(x), keep_axes_shape(x, axes, keepdim)), target)
     norm = norm_of(x, float(ord), axes, keepdim)
     return norm if norm is NotImplemented else rounded(norm, target)
 
