@@ -108,3 +108,12 @@ def test_norms_of_one_element(shape, order):
         for axis in (None, -1) if shape else (None,):
             function = lambda x, axis=axis: torch.linalg.vector_norm(x, order, dim=axis)  # noqa: E731
             torch.testing.assert_close(thermit.jit(function)(x), function(x), rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (1,), ()], ids=str)
+@pytest.mark.parametrize("correction", [-1, 0, 1, 2.5])
+def test_variance_of_few_or_no_elements(shape, correction):
+    function = lambda x: torch.stack([x.var(correction=correction), x.std(correction=correction)])  # noqa: E731
+    x = torch.full(shape, 3.0)
+    torch.testing.assert_close(thermit.jit(function)(x), function(x), equal_nan=True)

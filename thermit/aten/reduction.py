@@ -285,7 +285,7 @@ def moments(x: Node, axes: Sequence[int], correction: float) -> tuple[Node, Node
         squares, mean = _squares_around_mean(x, wide, axes)
     if count > 1:  # as eager's where what comes before the last element is infinite
         mean = b.where(b.eq(squares, squares), mean, b.like(math.nan, mean))
-    return b.div(squares, max(float(count) - correction, 0.0)), mean
+    return b.div(squares, max(count - correction, 0.0) if count else 0.0), mean
 
 
 def _first(x: Node, axes: Sequence[int]) -> Node | None:
