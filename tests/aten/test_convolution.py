@@ -12,7 +12,7 @@ import thermit
 from thermit.codegen.target import host_target, x86_target
 from thermit.loops.lower import lower
 from thermit.loops.pull import ROWS_BYTES
-from thermit.loops.tile import tile
+from thermit.loops.tile import CYCLE_NS, cost, tile
 from thermit.passes.simplify import simplify
 from thermit.schedule.fuse import fuse
 
@@ -240,3 +240,13 @@ def test_a_deep_network_has_one_kernel_a_convolution():
     tensors = torch.randn(1, 16, 20, 20), torch.randn(16, 16, 1, 1), *(torch.ones(16) for _ in range(4))
     graph = thermit.jit(network).trace(*tensors).graph
     assert len(fuse(simplify(graph, Counter())).steps) == 40
+
+
+@pytest.mark.parametrize("taps", [1, 3])
+def test_a_convolution_costs_what_its_multiply_adds_do(taps):
+    """Extents that are expressions have a limit: of loops over taps, of parts of the depth."""
+    x, w = torch.randn(1, 64, 56, 56), torch.randn(64, 64, taps, taps)
+    graph = thermit.jit(lambda x, w: F.conv2d(x, w, padding=taps // 2)).trace(x, w).graph
+    (kernel,) = fuse(simplify(graph, Counter())).steps
+    multiply_adds = 0.5 * CYCLE_NS * 64 * 56 * 56 * 64 * taps * taps / 8
+    assert multiply_adds < cost(tile(lower(kernel), x86_target("avx2")))[0] < 2 * multiply_adds
