@@ -412,7 +412,7 @@ def norm_dim_dtype(self: Node, p: Number | None, dim: Axes, keepdim: bool, *, dt
 
 @lower(aten.logsumexp.default)
 def logsumexp(self: Node, dim: Axes, keepdim: bool = False) -> Lowered:
-    """log(sum(exp(x - m))) + m with m the largest element, 0 in place of an infinite one."""
+    """log(sum(exp(x - m))) + m with m the largest element, 0 in place of -inf: nothing is greater.  inf where that is the largest element."""
     target = float_type(self.dtype)
     x = b.cast(b.cast(self, target), compute_dtype(target))
     axes = axes_of(dim, self.type.ndim)
@@ -420,9 +420,10 @@ def logsumexp(self: Node, dim: Axes, keepdim: bool = False) -> Lowered:
     if count_of(x, axes) == 0 or x.type.numel == 0:
         return b.const(-math.inf, target, shape)
     most = reduced(p.AMAX, x, axes, keepdim=True)
-    most = b.where(b.eq(b.abs_(most), math.inf), b.like(0, most), most)
-    total = reduced(p.SUM, b.exp(b.sub(x, spread(most, x))), axes, keepdim=True)
-    return rounded(b.reshape(b.add(b.log(total), most), shape), target)
+    least = b.where(b.eq(most, -math.inf), b.like(0, most), most)
+    total = reduced(p.SUM, b.exp_falling(b.sub(x, spread(least, x))), axes, keepdim=True)
+    found = b.add(b.log(b.mul(total, 2.0**-64)), least)
+    return rounded(b.reshape(b.where(b.eq(most, math.inf), most, found), shape), target)
 
 
 # ---------------------------------------------------------------------------------------------- running sums and products

@@ -173,7 +173,7 @@ def _unary(prim: Prim):  # type: ignore[no-untyped-def]
 
 
 neg, abs_, sqrt, floor, ceil, trunc, round_, not_ = (_unary(r) for r in (p.NEG, p.ABS, p.SQRT, p.FLOOR, p.CEIL, p.TRUNC, p.ROUND, p.NOT))
-exp, exp2, expm1, log, log2, log10, log1p = (_unary(r) for r in (p.EXP, p.EXP2, p.EXPM1, p.LOG, p.LOG2, p.LOG10, p.LOG1P))
+exp, exp_falling, exp2, expm1, log, log2, log10, log1p = (_unary(r) for r in (p.EXP, p.EXP_FALLING, p.EXP2, p.EXPM1, p.LOG, p.LOG2, p.LOG10, p.LOG1P))
 sin, cos, tan, asin, acos, atan = (_unary(r) for r in (p.SIN, p.COS, p.TAN, p.ASIN, p.ACOS, p.ATAN))
 sinh, cosh, tanh, asinh, acosh, atanh = (_unary(r) for r in (p.SINH, p.COSH, p.TANH, p.ASINH, p.ACOSH, p.ATANH))
 erf, erfc, sigmoid = (_unary(r) for r in (p.ERF, p.ERFC, p.SIGMOID))
