@@ -1,8 +1,8 @@
 """Memory that is kept: blocks for temporaries and for large results, handed out natively (runtime/native/pool.py).
 
 A fresh 64 MB costs more in page faults than a pass over it; a block that comes back is warm.  Blocks have one of four sizes per power of
-two; what is returned waits in the list of its size (small blocks, for small results, in lists of their own).  A large result is an ordinary tensor whose storage lies in a
-block: when the storage dies, from whatever thread, its deleter puts the block back.
+two; what is returned waits in the list of its size (small blocks, for small results, in lists of their own).  A large result is an ordinary
+tensor whose storage lies in a block: when the storage dies, from whatever thread, its deleter puts the block back.
 """
 
 from __future__ import annotations
