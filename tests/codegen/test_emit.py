@@ -166,6 +166,23 @@ def test_only_squares_are_added_with_one_rounding(level: str) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 8])
+@pytest.mark.parametrize("least", [0.0, -0.0, 1.0])
+def test_squares_that_are_added_where_a_flag_is_set(width: int, least: float) -> None:
+    """Some of 45 elements; what is not counted may be anything.  Zero of the other sign, and what is not zero, are no part of it."""
+    total, flag = b.local("t", FLOAT32), b.load("m", BOOL, j)
+    value = b.where(flag, b.mul(f32("x", j), f32("x", j)), b.const(least, FLOAT32))
+    acc = Acc(total, p.ADD, b.const(0.0, FLOAT32), value, lanes=2 if width > 1 else 1)
+    loop = For(j, 45, (), "vector" if width > 1 else "serial", width, (acc,))
+    program = whole([one("x", FLOAT32, 45), one("m", BOOL, 45), one("o", FLOAT32, 1, "out")], [loop, Store("o", c(0), total)])
+    is_fused = least == 0 and not np.signbit(least)
+    assert ("llvm.fma" in emit([program], x86_target("avx2"))) is is_fused
+    for flags, want in ((np.arange(45) % 3 == 0, 15 * 9 + 30 * least), (np.zeros(45, bool), 45 * least)):
+        out = np.ones(1, np.float32)
+        assert run(program, [np.where(flags, np.float32(3), np.float32(np.nan)), flags, out]) == 0
+        assert out[0] == want and not np.signbit(out[0])
+
+
+@pytest.mark.parametrize("width", [1, 8])
 def test_a_wide_sum_is_rounded_once(width: int) -> None:
     """Of rows, one scalar or eight lanes at a time: 2^24 + 1 + 1 + ... is lost in float32."""
     rows, n = 24, 9

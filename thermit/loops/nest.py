@@ -144,6 +144,8 @@ class Tile:
               (so that nothing need be copied into other places first): each lane adds up its own, and they are added in the end
     adds      false: the sum replaces what is in memory
     ahead     places, affine in the index, that are brought into the cache meanwhile
+    copied    a load, affine in the index, with a guard mask[...] < 0 or none: right[c] is first written, with its c-th neighbour (and neighbouring
+              mask), 0 where the guard does not hold.  To copy beside multiply-adds costs next to nothing
     """
 
     index: Node
@@ -157,6 +159,7 @@ class Tile:
     adds: bool = True
     ahead: tuple[Load, ...] = ()
     apart: int = 1
+    copied: Node | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +249,7 @@ def program_text(program: LoopProgram) -> str:
                     extent = s.extent if isinstance(s.extent, int) else expr_text(s.extent)
                     lines.extend(f"{indent}ahead {a.memory}[{expr_text(a.offset)}]" for a in s.ahead)
                     lines.append(f"{indent}tile {len(s.left)} x {s.width}, step {s.step}, {s.index.attrs.name} < {extent}:")
+                    lines.extend([f"{indent}  {expr_text(s.right)} = {expr_text(s.copied)}"] if s.copied is not None else [])
                     lines.append(
                         f"{indent}  {s.memory}[{expr_text(s.offset)}] {'+=' if s.adds else '='} {expr_text(s.left[0])} * {expr_text(s.right)}"
                     )
@@ -282,6 +286,7 @@ def exprs_of(body: tuple[Stmt, ...]) -> list[Node]:
                 roots += exprs_of((s.first, *s.between, s.second))
             case Tile():
                 roots += [*s.left, s.right, s.offset, *(a.offset for a in s.ahead)] + ([s.extent] if isinstance(s.extent, Node) else [])
+                roots += [s.copied] if s.copied is not None else []
             case For():
                 roots += [s.extent] if isinstance(s.extent, Node) else []
                 for a in s.accs:
