@@ -60,13 +60,13 @@ def attention(
         scores = b.where(seen, scores, b.like(-math.inf, scores))
     most = reduced(p.AMAX, scores, (3,), keepdim=True)
     finite = b.where(b.eq(most, -math.inf), b.like(0, most), most)
-    powers = b.exp(b.sub(scores, spread(finite, scores)))
+    powers = b.exp_falling(b.sub(scores, spread(finite, scores)))
     total = reduced(p.SUM, powers, (3,), keepdim=True)
     inverse = b.where(b.eq(total, 0.0), b.like(0, total), b.div(b.like(1, total), total))
     weights = b.mul(powers, spread(inverse, powers))
     product = b.contract(b.reshape(weights, (batch * heads, rows, keys)), computed(_per_head(value, heads)))
     out = rounded(b.reshape(product, (batch, heads, rows, value.shape[3])), query.dtype)
-    return out, b.reshape(b.add(finite, b.log(total)), (batch, heads, rows))
+    return out, b.reshape(b.add(finite, b.log(b.mul(total, 2.0**-64))), (batch, heads, rows))
 
 
 def _flat(x: Node) -> Node:

@@ -96,7 +96,7 @@ def _value(node: Node, args: list[Known]) -> Known:
         return None
     x = args[0]
     match node.prim.name:
-        case "exp" | "exp2":
+        case "exp" | "exp2" | "exp_falling":
             return 0.0 if x == -math.inf else None
         case "cast":
             return x if node.dtype.is_float and not isinstance(x, bool) else None

@@ -357,7 +357,7 @@ def _refined(loop: For, outer: dict[Node, int], indices: Indices) -> tuple[Stmt,
 
 def _in_blocks(loop: For) -> For:
     """A long float32 sum: the sums of blocks, then their sum in float64, so that no partial sum takes many terms."""
-    extent = _extent(loop)
+    extent = _extent(loop.extent)
     sums = any(a.combine is p.ADD and a.local.dtype is FLOAT32 for a in loop.accs)
     size = SUM_ELEMS if loop.mode == "vector" else SUM_TERMS if extent >= 4 * SUM_TERMS else SUM_TERMS // 2
     least = 2 * size if loop.mode == "vector" else size + 1
