@@ -12,6 +12,7 @@ import pytest
 from tests.codegen.native import map_program, run
 from tests.codegen.test_spelling import spelled
 from thermit.codegen.emit import emit
+from thermit.codegen.register_tile import is_multiple
 from thermit.codegen.target import host_target, x86_target
 from thermit.ir import build as b
 from thermit.ir import prims as p
@@ -693,3 +694,10 @@ def test_turned_columns_that_are_read_by_their_neighbours_are_read_first() -> No
     before = x.copy()
     assert run(program, [x]) == 0
     assert np.array_equal(x.reshape(24, 8), before.reshape(24, 8)[:, ::-1])
+
+
+def test_an_even_extent_needs_no_single_step() -> None:
+    task = b.index("task")
+    rest = b.add(b.mul(task, -192), 1024)
+    assert is_multiple(b.minimum(rest, 192), 2) and is_multiple(b.const(6, INT64), 2)
+    assert not any(is_multiple(x, 2) for x in (b.minimum(rest, 191), b.minimum(task, 192), b.div(b.minimum(rest, 192), 3)))
