@@ -22,6 +22,7 @@ from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort, users
 from thermit.ir.types import Shape, contiguous_strides
 from thermit.schedule.again import computed_again
+from thermit.schedule.chain import chained
 from thermit.schedule.cost import COST_SHARED, LIMIT_LOADS, LIMIT_NODES, SMALL_ELEMS, SPLIT_ELEMS, cost_of
 from thermit.schedule.group import Group, Root
 from thermit.schedule.join import join
@@ -387,4 +388,4 @@ def fuse(graph: Graph) -> Schedule:
         if steps is not None:
             break
         fusion.apart |= cycle
-    return Schedule(steps, tuple(Refusal(node, reason) for node, reason in fusion.refused.items()))
+    return Schedule(chained(steps), tuple(Refusal(node, reason) for node, reason in fusion.refused.items()))
