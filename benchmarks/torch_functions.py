@@ -127,6 +127,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+
+
+def attention_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+
+
 def convolution_1(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.relu(F.conv2d(x, weight, bias, 1, weight.shape[-1] // 2))
 
@@ -154,7 +162,7 @@ FUNCTIONS = {
     f.__name__: f
     for f in (
         chain, softmax, layer_norm, softmax_layer_norm, rms_residual, variance, logsumexp, sum_all, sum_rows, sum_columns, rbf, stencil,
-        sea_water, tridiagonal, masked_statistics, image, product, product_right, product_left, linear, convolution_1, convolution_2,
-        depthwise_1, depthwise_2, total,
+        sea_water, tridiagonal, masked_statistics, image, product, product_right, product_left, linear, attention, attention_causal,
+        convolution_1, convolution_2, depthwise_1, depthwise_2, total,
     )
 }  # fmt: skip

@@ -196,4 +196,6 @@ def test_scores_are_not_stored() -> None:
 def test_what_the_row_declines() -> None:
     op = aten._scaled_dot_product_flash_attention_for_cpu.default
     assert declines(op, *(laid(2, 4, 16, "plain") for _ in range(3)))
+    assert declines(op, laid(2, 16, 16, "plain"), laid(2, 1500, 16, "plain"), laid(2, 1500, 16, "plain"))
+    assert not declines(op, laid(2, 16, 16, "plain"), laid(2, 1500, 16, "plain"), laid(2, 1500, 16, "plain"), 0.0, True)
     assert declines(op, laid(2, 16, 16, "plain"), laid(2, 3000, 16, "plain"), laid(2, 3000, 16, "plain"))

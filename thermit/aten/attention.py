@@ -24,6 +24,7 @@ aten = torch.ops.aten
 
 LEAST_ROWS = 8  # queries; fewer do not fill the lanes of a register
 MOST_KEYS = 2048  # of float32: the scores of a block of queries stay in L2 and in the rows of a kernel
+MOST_UNMASKED = 1024  # of all types, where none is skipped: beyond, heads that lie apart cost more than PyTorch's copies of them
 MOST_DEPTH = 1024  # of the first product: the queries of a block are kept as well
 
 
@@ -48,6 +49,8 @@ def attention(
     if dropout_p or (is_causal and attn_mask is not None) or not is_multiplied(query, key, value) or 0 in (query.type.numel, value.type.numel):
         return NotImplemented
     if not is_kept(rows, keys, depth, query.dtype.bits) or depth < 2 or (attn_mask is not None and not attn_mask.dtype.is_float):
+        return NotImplemented
+    if keys > MOST_UNMASKED and not is_causal:
         return NotImplemented
     whole = (batch, heads, rows, keys)
     across = b.permute(_per_head(key, heads), (0, 2, 1))
