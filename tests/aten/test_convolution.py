@@ -1,5 +1,6 @@
 """Convolutions against eager and float64: every geometry, layouts, what is left to PyTorch."""
 
+import itertools
 import re
 from collections import Counter
 
@@ -11,7 +12,7 @@ import thermit
 from thermit.codegen.target import host_target, x86_target
 from thermit.loops.lower import lower
 from thermit.loops.pull import ROWS_BYTES
-from thermit.loops.tile import tile
+from thermit.loops.tile import CYCLE_NS, cost, tile
 from thermit.passes.simplify import simplify
 from thermit.schedule.fuse import fuse
 
@@ -69,6 +70,8 @@ GEOMETRY = [
     (1, 32, (28, 28), (5, 5), 1, 2, 1, 1),
     (40, 32, (6, 40), (3, 17), 1, (1, 8), 1, 1),
     (600, 8, (10, 10), (3, 3), 1, 1, 1, 1),  # several blocks of the depth
+    (64, 70, (7, 7), (3, 3), 1, 1, 1, 1),  # a column more than panels have
+    (40, 70, (7, 7), (1, 1), 1, 0, 1, 1),
     (8, 24, (40,), (3,), 1, 1, 1, 1),
     (4, 8, (70001,), (5,), 1, 2, 1, 1),  # masks of a block, not of all places
     (2, 8, (3, 1500), (3, 5), 1, (1, 2), 1, 1),  # rows too long for masks: left to PyTorch
@@ -183,7 +186,18 @@ def test_masks_are_made_once_a_task():
     x, w = torch.randn(1, 32, 14, 14), torch.randn(32, 32, 3, 3)
     _, text = native(lambda x, w: F.conv2d(x, w, padding=1), x, w)
     copies = [line for line in text.splitlines() if line.strip().startswith("panel[") and "inside[" in line]
-    assert copies and not any(re.search(r"(pc|t0|t1)\)* [/%]", line) for line in copies)
+    assert copies and not any(re.search(r"(pc|t0|t1|c)\)* [/%]", line) for line in copies)
+
+
+def test_the_first_rows_copy_what_all_rows_read():
+    """Panels are written by tiles that multiply them; of a column that fills no register the lanes are steps of the depth."""
+    for taps in (1, 3):
+        x, w = torch.randn(1, 64, 7, 7), torch.randn(70, 64, taps, taps)
+        _, text = native(lambda x, w, p=taps // 2: F.conv2d(x, w, padding=p), x, w)
+        lines = [line.strip() for line in text.splitlines()]
+        copied = [before for before, line in itertools.pairwise(lines) if line.startswith("panel[")]
+        assert any(before.startswith("tile ") for before in copied) and any(re.match(r"tile \d x 1,", line) for line in lines)
+        assert ("inside[" in text) == (taps > 1)
 
 
 @pytest.mark.parametrize("kernel", [(9,), (7, 7), (3, 3), (5, 3), (3, 5), (3, 1), (5, 1)])
@@ -226,3 +240,13 @@ def test_a_deep_network_has_one_kernel_a_convolution():
     tensors = torch.randn(1, 16, 20, 20), torch.randn(16, 16, 1, 1), *(torch.ones(16) for _ in range(4))
     graph = thermit.jit(network).trace(*tensors).graph
     assert len(fuse(simplify(graph, Counter())).steps) == 40
+
+
+@pytest.mark.parametrize("taps", [1, 3])
+def test_a_convolution_costs_what_its_multiply_adds_do(taps):
+    """Extents that are expressions have a limit: of loops over taps, of parts of the depth."""
+    x, w = torch.randn(1, 64, 56, 56), torch.randn(64, 64, taps, taps)
+    graph = thermit.jit(lambda x, w: F.conv2d(x, w, padding=taps // 2)).trace(x, w).graph
+    (kernel,) = fuse(simplify(graph, Counter())).steps
+    multiply_adds = 0.5 * CYCLE_NS * 64 * 56 * 56 * 64 * taps * taps / 8
+    assert multiply_adds < cost(tile(lower(kernel), x86_target("avx2")))[0] < 2 * multiply_adds

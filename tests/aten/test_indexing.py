@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import thermit
 from tests.aten.rows import agrees, aten, declines, nan, numbers, stops
 
 X = numbers(3, 4, 5)
@@ -90,3 +91,19 @@ def test_what_depends_on_data_is_declined():
     assert declines(aten.index.Tensor, X, [torch.tensor([1, 0, 1], dtype=torch.uint8)])
     assert declines(aten.index_put.default, X, [MASK], numbers(int(MASK.sum()), 1))
     assert declines(aten.scatter.value, numbers(3, dtype=torch.uint8), 0, torch.tensor([0]), 300)
+
+
+def test_a_mask_for_a_tensor_without_axes_is_refused_as_by_eager():
+    function = lambda x, mask: x.index_put((mask,), torch.tensor(1.0))  # noqa: E731
+    for each in (function, thermit.jit(function)):
+        with pytest.raises(IndexError, match="too many indices"):
+            each(torch.tensor(2.5), torch.tensor(True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_factors_of_what_is_added_at_places(dtype):
+    x, index = torch.randn(5, 37, generator=torch.Generator().manual_seed(0)).to(dtype), torch.tensor([3, 0, 1])
+    for alpha in (2, 0.3, -1):
+        function = lambda x, alpha=alpha: x.index_add(0, index, x[:3] * 1, alpha=alpha)  # noqa: E731
+        want = function(x)
+        torch.testing.assert_close(thermit.jit(function)(x), want, rtol=0 if dtype is not torch.float32 else 1e-6, atol=0)

@@ -88,3 +88,32 @@ def test_statistics_under_a_mask(columns, dtype):
     mask[1], mask[2] = False, True
     for got, want in zip(thermit.jit(statistics)(x, mask), statistics(x, mask), strict=True):
         assert got.dtype == want.dtype and torch.allclose(got.double(), want.double(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1), (3,), (17,)], ids=str)
+def test_signs_of_sums_of_zeros(shape, dtype):
+    """Eager adds to 0.0, also what it adds up alone; a running sum of a tensor without axes is a copy."""
+    zeros = torch.full(shape, -0.0, dtype=dtype)
+    for function in (torch.sum, torch.nansum, torch.mean, torch.prod, lambda x: x.sum(-1), lambda x: x.cumsum(-1), lambda x: x.cumprod(-1)):
+        assert torch.equal(thermit.jit(function)(zeros).signbit(), function(zeros).signbit())
+
+
+@pytest.mark.parametrize("order", [2, 3, 1, 0, 0.5, -1, inf, -inf])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (4, 1)], ids=str)
+def test_norms_of_one_element(shape, order):
+    """Its absolute value, which is not squared: neither too large nor too small for that."""
+    for value in (1e30, -1e-30, nan, -inf, -0.0):
+        x = torch.full(shape, value)
+        for axis in (None, -1) if shape else (None,):
+            function = lambda x, axis=axis: torch.linalg.vector_norm(x, order, dim=axis)  # noqa: E731
+            torch.testing.assert_close(thermit.jit(function)(x), function(x), rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (1,), ()], ids=str)
+@pytest.mark.parametrize("correction", [-1, 0, 1, 2.5])
+def test_variance_of_few_or_no_elements(shape, correction):
+    function = lambda x: torch.stack([x.var(correction=correction), x.std(correction=correction)])  # noqa: E731
+    x = torch.full(shape, 3.0)
+    torch.testing.assert_close(thermit.jit(function)(x), function(x), equal_nan=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import enum
+import functools
+import operator
+import types
 from typing import Any
 
 import torch
@@ -181,3 +185,212 @@ def child_gets_a_parameter() -> Fault:
     m = _Walks()
     m.child = nn.Linear(2, 2, bias=False)
     return m, (vector(),), lambda: setattr(m.child, "bias", nn.Parameter(torch.ones(2)))
+
+
+class _Meta(type):
+    shift = 1.0
+
+    def run(cls, x: Any) -> Any:
+        return x - cls.shift
+
+
+@fault
+def attribute_of_a_metaclass() -> Fault:
+    class Above(type):
+        shift = 1.0
+
+    class Conf(metaclass=Above):
+        pass
+
+    return lambda x: x - Conf.shift, (vector(),), lambda: setattr(Above, "shift", 2.0)
+
+
+@fault
+def attribute_of_a_metaclass_shadowed() -> Fault:
+    class Conf(metaclass=_Meta):
+        pass
+
+    return lambda x: x - Conf.shift, (vector(),), lambda: setattr(Conf, "shift", 2.0)
+
+
+@fault
+def method_of_a_metaclass() -> Fault:
+    class Above(_Meta):
+        pass
+
+    class Conf(metaclass=Above):
+        pass
+
+    return lambda x: Conf.run(x), (vector(),), lambda: setattr(Above, "run", lambda cls, x: x * 2)
+
+
+@fault
+def call_of_a_metaclass() -> Fault:
+    class Above(type):
+        def __call__(cls, x: Any) -> Any:
+            return x
+
+    class Conf(metaclass=Above):
+        pass
+
+    return lambda x: Conf(x), (vector(),), lambda: setattr(Above, "__call__", lambda cls, x: x * 2)
+
+
+@fault
+def bases_of_a_class() -> Fault:
+    class Asked:
+        pass
+
+    class Base:
+        pass
+
+    class Conf(Base):
+        pass
+
+    return lambda x: x - 1 if issubclass(Conf, Asked) else x, (vector(),), lambda: setattr(Conf, "__bases__", (Asked,))
+
+
+@fault
+def bases_of_the_class_of_an_object() -> Fault:
+    class Asked:
+        pass
+
+    class Base:
+        pass
+
+    class Conf(Base):
+        pass
+
+    o = Conf()
+    return lambda x: x - 1 if isinstance(o, Asked) else x, (vector(),), lambda: setattr(Conf, "__bases__", (Asked,))
+
+
+@fault
+def attribute_of_an_enum_member() -> Fault:
+    class Kind(enum.Enum):
+        ONE = 1
+
+    member: Any = Kind.ONE
+    member.shift = 1.0
+    return lambda x: x - Kind.ONE.shift, (vector(),), lambda: setattr(member, "shift", 2.0)  # type: ignore[attr-defined]
+
+
+@fault
+def value_of_an_enum_member() -> Fault:
+    o = Plain()
+
+    class Kind(enum.Enum):
+        ONE = o
+
+    return lambda x: x * Kind.ONE.value.t, (vector(),), lambda: setattr(o, "t", 2.0)
+
+
+@fault
+def enum_member_is_another() -> Fault:
+    class Kind(enum.Enum):
+        ONE = 1.0
+        TWO = 2.0
+
+    o = Plain()
+    o.t = Kind.ONE
+    return lambda x: x * o.t.value, (vector(),), lambda: setattr(o, "t", Kind.TWO)
+
+
+@fault
+def behind_a_mapping_proxy() -> Fault:
+    table = {"shift": 1.0, "inner": {}}
+    proxy = types.MappingProxyType(table)
+    return lambda x: x - proxy["shift"], (vector(),), lambda: table.update(shift=2.0)
+
+
+@fault
+def behind_a_mapping_proxy_that_is_an_argument() -> Fault:
+    o = Plain()
+    proxy = types.MappingProxyType({"o": o})
+    return lambda x, p: x * p["o"].t, (vector(), proxy), lambda: setattr(o, "t", 2.0)
+
+
+@fault
+def attrgetter_made_outside() -> Fault:
+    o, get = Plain(), operator.attrgetter("inner.t")
+    o.inner = Plain()
+    return lambda x: x * get(o), (vector(),), lambda: setattr(o.inner, "t", 2.0)
+
+
+@fault
+def methodcaller_made_outside() -> Fault:
+    class Conf:
+        def get(self, k: float) -> float:
+            return k
+
+    o, call = Conf(), operator.methodcaller("get", k=2.0)
+    return lambda x: x * call(o), (vector(),), lambda: setattr(o, "get", lambda k: 3.0)
+
+
+@fault
+def getattr_under_another_name() -> Fault:
+    o, get = Plain(), getattr
+    name = "t"
+    return lambda x: x * get(o, name), (vector(),), lambda: setattr(o, "t", 2.0)
+
+
+@fault
+def getattr_in_a_partial() -> Fault:
+    o = Plain()
+    get = functools.partial(getattr, o)
+    return lambda x: x * get("t"), (vector(),), lambda: setattr(o, "t", 2.0)
+
+
+@fault
+def method_of_a_dict_kept_elsewhere() -> Fault:
+    table = {"k": 1.0}
+    get = table.get
+    return lambda x: x * get("k"), (vector(),), lambda: table.update(k=2.0)
+
+
+@fault
+def getattribute_of_an_object_kept_elsewhere() -> Fault:
+    o = Plain()
+    get = o.__getattribute__
+    return lambda x: x * get("t"), (vector(),), lambda: setattr(o, "t", 2.0)
+
+
+@fault
+def singledispatch_gets_another_function() -> Fault:
+    @functools.singledispatch
+    def scale(k: Any) -> float:
+        return 1.0
+
+    return lambda x: x * scale(3), (vector(),), lambda: scale.register(int, lambda k: 2.0)
+
+
+@fault
+def singledispatchmethod_gets_another_function() -> Fault:
+    class Conf:
+        @functools.singledispatchmethod
+        def scale(self, k: Any) -> float:
+            return 1.0
+
+    o = Conf()
+    return lambda x: x * o.scale(3), (vector(),), lambda: Conf.scale.register(int, lambda self, k: 2.0)
+
+
+@fault
+def name_that_a_module_computed() -> Fault:
+    module: Any = types.ModuleType("computing")
+    module.__getattr__ = lambda name: 1.0
+    return lambda x: x * module.scale, (vector(),), lambda: setattr(module, "scale", 2.0)
+
+
+@fault
+def name_that_a_module_lacked() -> Fault:
+    module = types.ModuleType("lacking")
+    return lambda x: x * getattr(module, "scale", 1.0), (vector(),), lambda: setattr(module, "scale", 2.0)
+
+
+@fault
+def subclasses_of_a_class() -> Fault:
+    class Base:
+        pass
+
+    return lambda x: x * len(Base.__subclasses__()), (vector(),), lambda: setattr(Base, "kept", type("Derived", (Base,), {}))

@@ -120,7 +120,23 @@ def test_meaning_in_numpy_agrees(dtype: DType) -> None:
     assert np.array_equal(values[root], compiled(p.EXP, arguments), equal_nan=True)
 
 
-@pytest.mark.parametrize("prim", [p.EXP, p.EXP2, p.SIGMOID], ids=str)
+@every_float
+def test_falling_exponential(dtype: DType) -> None:
+    """2^64 e^x of x <= 0 within one ulp, but that 0 may stand for a denormal; what is masked is 0, nan is nan."""
+    rng = np.random.default_rng(0)
+    parts = [*specials(p.EXP, dtype), *(a for (a,) in batches(p.EXP, dtype, 1 << 16, 6)), rng.uniform(0, 190, 1 << 16).astype(dtype.numpy)]
+    x = -np.abs(np.concatenate(parts))
+    got = compiled(p.EXP_FALLING, x)
+    with np.errstate(all="ignore"):
+        true = np.exp(x.astype(LONG)) * LONG(2) ** 64
+        error = ulps32(got, true.astype(np.float64)) if dtype is FLOAT32 else ulps64(got, true)
+    least = np.finfo(dtype.numpy).tiny
+    assert error[~(true < least)].max() <= 1
+    assert (got[true < least] <= least).all() and (got >= 0)[~np.isnan(x)].all() and not got[x == -np.inf].any()
+    assert np.array_equal(got, compiled(p.EXP_FALLING, x, width=1), equal_nan=True)
+
+
+@pytest.mark.parametrize("prim", [p.EXP, p.EXP_FALLING, p.EXP2, p.SIGMOID], ids=str)
 def test_nothing_underflows_where_the_result_is_zero_by_a_mask(prim: Prim) -> None:
     """A product that underflows takes many times as long as one of zeros; rows that are masked with -inf or -1e9 are common."""
     x = b.local("x", FLOAT32)

@@ -32,7 +32,8 @@ TWO_OVER_ROOT_PI = LONG("1.1283791670955125738961589031215451716881")
 
 
 def functions(arity: int) -> list[Prim]:
-    return [prim for prim in MATHEMATICS[FLOAT32] if prim.arity == arity]
+    """Those that stand for a function of PyTorch's."""
+    return [prim for prim in MATHEMATICS[FLOAT32] if prim.arity == arity and prim is not p.EXP_FALLING]
 
 
 # ---------------------------------------------------------------------------------------------- the compiled function

@@ -22,11 +22,23 @@ from tests.fuzz.choices import EXACT_DTYPES, FORMS, LARGE, LARGE_LIMIT, LIMIT, S
 from tests.fuzz.elements import Elements
 from tests.fuzz.places import Places
 from tests.fuzz.sums import Sums
+from tests.fuzz.towers import Towers
 
 __all__ = ["Program", "program"]
 
+# kinds of statements and how often each is tried
+EVERY = {"binary": 3, "view": 2, "tower": 2} | dict.fromkeys(
+    ["scalar", "unary", "where", "compare", "inplace", "cat", "cast", "index", "clamp", "make", "places", "window", "memory"], 1
+)
+EXACT = EVERY | {"intreduce": 1, "minmax": 1, "scatter": 1}
+SMOOTH = (
+    EVERY
+    | {"math": 3, "reduce": 2, "convolution": 2}
+    | dict.fromkeys(["norm", "math2", "minmax", "cumsum", "layer", "chain", "product", "attention"], 1)
+)
 
-class Grower(Elements, Places, Sums):
+
+class Grower(Elements, Places, Sums, Towers):
     """Grows one program; knows each name's value (eager), and which names are rounded ("rough")."""
 
     def __init__(self, family: str, seed: int) -> None:
@@ -63,15 +75,9 @@ class Grower(Elements, Places, Sums):
     # ------------------------------------------------------------------ candidates
     def candidate(self) -> tuple[str | None, str, bool, list[str]] | None:
         """(new name or None for an in-place statement, text, result is rough, names read)."""
-        r, exact = self.random, self.program.family == "exact"
-        kinds = ["binary", "binary", "binary", "scalar", "unary", "view", "view", "where", "compare", "inplace", "cat", "cast", "index", "clamp"]
-        kinds += ["make", "places", "window", "memory"]
-        kinds += (
-            ["intreduce", "minmax", "scatter"]
-            if exact
-            else ["math", "math", "math", "reduce", "reduce", "norm", "math2", "minmax", "cumsum", "layer", "chain", "product"]
-        )
-        return getattr(self, "do_" + r.choice(kinds))()
+        kinds = EXACT if self.program.family == "exact" else SMOOTH
+        (kind,) = self.random.choices(list(kinds), list(kinds.values()))
+        return getattr(self, "do_" + kind)()
 
     # ------------------------------------------------------------------ growing
     def grow(self, statements: int) -> Program:

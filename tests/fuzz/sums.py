@@ -5,7 +5,11 @@ Each method gives (text, whether it is rounded, names read); a text that starts 
 
 from __future__ import annotations
 
+import torch
+
 from tests.fuzz.choices import Choices
+
+SPACING = (("stride", 1, 3), ("padding", 0, 2), ("dilation", 1, 2))
 
 
 class Sums(Choices):
@@ -126,6 +130,49 @@ class Sums(Choices):
             ops += [f"torch.addmm({a}[:, :1], {a}, {w}.mT, beta=0.5, alpha=-0.25)", f"torch.mv({a}, {a}[0] * 0.5)", f"{a}[0] @ {w}.mT"]
         if m == k:
             ops += [f"torch.cat([{a} @ {a}, {a}], -1)", f"{a} @ {a} + {a} @ {a}.mT"]
+        return r.choice(ops), True, [a]
+
+    def do_convolution(self):
+        """Convolutions of one to three axes with what stands behind them; groups, strides, dilations, padding."""
+        a = self.name(lambda t: t.dtype.is_floating_point and 3 <= t.dim() <= 5 and t.numel() > 0)
+        if a is None:
+            return None
+        t, r = self.values[a], self.random
+        axes, channels = t.dim() - 2, t.shape[1]
+        groups = r.choice([g for g in (1, 1, 2, 3, channels) if channels % g == 0])
+        made = groups * r.choice([1, 2, 3, 9])
+        size = [r.randint(1, 3) for _ in range(axes)]
+        count = made * (channels // groups) * torch.Size(size).numel()
+        w = f"torch.arange(1.0, 1.0 + {count}, dtype={a}.dtype).sin().reshape({[made, channels // groups, *size]})"
+        how = ", ".join(f"{word}={[r.randint(low, high) for _ in range(axes)]}" for word, low, high in SPACING if r.random() < 0.5)
+        call = f"F.conv{axes}d({a}, {w}, torch.arange(1.0, 1.0 + {made}, dtype={a}.dtype) / {made}, groups={groups}{', ' * bool(how)}{how})"
+        scale = f"torch.arange(1.0, 1.0 + {made}, dtype={a}.dtype) / {made}"
+        ops = [
+            call,
+            f"{call}.relu() * 2",
+            f"F.batch_norm({call}, {scale}, {scale}, {scale}, {scale})",
+            f"F.silu({call}).transpose(1, -1)",
+            f"{call}.mean({tuple(range(2, axes + 2))})",
+            f"{call} + {a}[:, :1].mean()",
+        ]
+        return r.choice(ops), True, [a]
+
+    def do_attention(self):
+        a = self.name(lambda t: t.dtype.is_floating_point and t.dim() >= 3 and t.numel() > 0)
+        if a is None:
+            return None
+        r, (m, k) = self.random, self.values[a].shape[-2:]
+        few = r.randint(1, m)
+        mask = f"(torch.arange({m * m}) % {r.randint(2, 4)} > 0).reshape({m}, {m}).fill_diagonal_(True)"
+        ops = [
+            f"F.scaled_dot_product_attention({a}, {a} * 0.5, {a} + 1)",
+            f"F.scaled_dot_product_attention({a}, {a}, {a}, is_causal=True)",
+            f"F.scaled_dot_product_attention({a}[..., :{few}, :], {a}, {a}.tanh(), scale=0.3)",
+            f"F.scaled_dot_product_attention({a}, {a}, {a} * 2, attn_mask={mask})",
+            f"F.softmax(({a} @ {a}.mT / {k}).masked_fill(~{mask}, -1e9), -1) @ ({a} * 0.5)",
+            f"F.softmax({a} @ {a}[..., :{few}, :].mT * 0.25, -1) @ {a}[..., :{few}, :].sin()",
+            f"F.scaled_dot_product_attention({a}.transpose(0, -3), {a}.transpose(0, -3), {a}.transpose(0, -3)).transpose(0, -3).flatten(-2)",
+        ]
         return r.choice(ops), True, [a]
 
     def do_chain(self):

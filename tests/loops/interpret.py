@@ -116,6 +116,8 @@ class Machine:
 
     def tile(self, s: Tile) -> None:
         extent = s.extent if isinstance(s.extent, int) else int(self.value(s.extent))
+        if s.copied is not None:
+            self.copy(s, s.copied, extent)
         self.env[s.index] = np.arange(extent)
         left = np.stack([np.broadcast_to(self.value(x), extent) for x in s.left])
         first = np.broadcast_to(self.value(s.right.args[0]), extent)
@@ -131,6 +133,23 @@ class Machine:
             if s.adds and rows is not None and not rows[at].all():
                 raise OutOfBounds(f"row {s.memory}[{at.start}:{at.stop}] is added to before it is written")
             memory[at] = made[r] + (memory[at] if s.adds else 0)
+            if rows is not None:
+                rows[at] = True
+
+    def copy(self, s: Tile, source: Node, extent: int) -> None:
+        for k in range(extent):
+            self.env[s.index] = np.int64(k)
+            at = np.asarray(self.value(s.right.args[0])) + np.arange(s.width)
+            guard = None
+            if len(source.args) > 1:
+                mask = source.args[1].args[0]
+                guard = self.load(mask, [self.value(mask.args[0]) + np.arange(s.width)]) < 0
+            args = [self.value(source.args[0]) + np.arange(s.width)]
+            made = self.load(source, args if guard is None else [*args, guard])
+            memory, rows = self.memories[s.right.attrs.name], self.rows.get(s.right.attrs.name)
+            if not 0 <= at[0] <= at[-1] < len(memory):
+                raise OutOfBounds(f"tile copies to {at} of {len(memory)}")
+            memory[at] = made
             if rows is not None:
                 rows[at] = True
 

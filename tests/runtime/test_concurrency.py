@@ -64,7 +64,7 @@ def test_threads_call_and_compile_the_same_and_different_functions():
         t.start()
     for t in threads:
         t.join()
-    assert not faults and sum(calls) > 100
+    assert not faults and all(calls)
 
 
 def test_a_thread_with_a_small_stack():

@@ -235,8 +235,8 @@ def index_add(self: Node, dim: int, index: Node, source: Node, *, alpha: Number 
     if values.type.numel == 0:
         return self
     if alpha != 1:
-        if self.dtype is BOOL or not fits(alpha, self.dtype):
-            return NotImplemented
+        if self.dtype is BOOL or self.dtype.is_half or not fits(alpha, self.dtype):
+            return NotImplemented  # where eager rounds the product of half types depends on the place
         values = rounded(b.mul(computed(values), alpha), values.dtype)
     found = combined(base, values, at, "add")
     return found if found is NotImplemented else b.reshape(found, self.shape)
@@ -308,7 +308,7 @@ def _put_mask(self: Node, indices: Sequence[Node | None], values: Node, accumula
     """x[..., mask] = values, where values do not vary along the elements that the mask picks."""
     axis, mask = next((a, index) for a, index in enumerate(indices) if index is not None)
     after = self.type.ndim - axis - mask.type.ndim
-    if self.shape[axis : axis + mask.type.ndim] != mask.shape or (accumulate and self.dtype is BOOL):
+    if self.type.ndim == 0 or self.shape[axis : axis + mask.type.ndim] != mask.shape or (accumulate and self.dtype is BOOL):
         return NotImplemented
     values = _without_leading_ones(values, axis + 1 + after)
     if values.type.ndim > after:

@@ -34,9 +34,9 @@ def _result_dtype(self: Node, half_to_float: bool) -> DType:
 
 
 def _exponentials(x: Node, axis: int) -> tuple[Node, Node, Node]:
-    """x - max, its exponential, and their sum, axes kept."""
+    """x - max, 2^64 times its exponential (none is denormal, unless it is nothing beside their sum), and the sum of those, axes kept."""
     shifted = b.sub(x, spread(reduced(p.AMAX, x, (axis,), keepdim=True), x))
-    powers = b.exp(shifted)
+    powers = b.exp_falling(shifted)
     return shifted, powers, reduced(p.SUM, powers, (axis,), keepdim=True)
 
 
@@ -76,7 +76,7 @@ def log_softmax(self: Node, dim: int, half_to_float: bool) -> Node:
     x, axis = _row_of(self, dim)
     shifted, _, total = _exponentials(x, axis)
     kept = self.dtype if axis == x.type.ndim - 1 else x.dtype
-    return _finished(b.sub(shifted, spread(each_rounded(b.log(each_rounded(total, kept)), kept), x)), self, dtype)
+    return _finished(b.sub(shifted, spread(each_rounded(b.log(each_rounded(b.mul(total, 2.0**-64), kept)), kept), x)), self, dtype)
 
 
 @lower(aten._softmax_backward_data.default, floats=True)

@@ -30,7 +30,7 @@ from thermit.aten.table import (
 )
 from thermit.ir import build as b
 from thermit.ir.node import Node
-from thermit.ir.types import BFLOAT16, BOOL, DTYPES, FLOAT32, DType
+from thermit.ir.types import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, DType
 
 aten = torch.ops.aten
 
@@ -242,8 +242,8 @@ def logit(self: Node, eps: float | None = None) -> Node:
 
 # ---------------------------------------------------------------------------------------------- arithmetic
 def _depends_on_place(alpha: Number, dtype: DType) -> bool:
-    """Whether eager rounds the product of half types at the end of a row (in its scalar loop) and not before (in its vector loop)."""
-    return dtype.is_half and math.frexp(abs(alpha))[0] not in (0.0, 0.5)
+    """Whether eager rounds the product of half types in one of its loops, over vectors or at the end of a row, and not in the other."""
+    return dtype.is_half and alpha not in (-1, 0, 1)
 
 
 @lower(aten.add.Tensor, aten.add.Scalar)
@@ -395,7 +395,7 @@ def remainder(self: Operand, other: Operand) -> Lowered:
 # ---------------------------------------------------------------------------------------------- powers
 @lower(aten.pow.Tensor_Scalar)
 def pow_tensor_scalar(self: Node, exponent: Number) -> Lowered:
-    """Eager's special cases of the exponent: 0.5, 2, 3, -0.5, -1, -2 are products, roots and quotients."""
+    """Eager's special cases of the exponent: 0.5, 2, 3, -0.5, -1, -2 are products, roots (not of float16) and quotients."""
     dtype = result_type(self, exponent)
     if not fits(exponent, dtype):
         return NotImplemented
@@ -414,7 +414,7 @@ def pow_tensor_scalar(self: Node, exponent: Number) -> Lowered:
         -1.0: lambda: reciprocal_of(x),
         -2.0: lambda: reciprocal_of(b.mul(x, x)),
     }
-    if float(exponent) in special:
+    if float(exponent) in special and (dtype is not FLOAT16 or float(exponent).is_integer()):
         return rounded(special[float(exponent)](), dtype)
     return rounded(b.pow_(x, operands(self, exponent, common=dtype)[1]), dtype)
 

@@ -285,7 +285,7 @@ def moments(x: Node, axes: Sequence[int], correction: float) -> tuple[Node, Node
         squares, mean = _squares_around_mean(x, wide, axes)
     if count > 1:  # as eager's where what comes before the last element is infinite
         mean = b.where(b.eq(squares, squares), mean, b.like(math.nan, mean))
-    return b.div(squares, max(float(count) - correction, 0.0)), mean
+    return b.div(squares, max(count - correction, 0.0) if count else 0.0), mean
 
 
 def _first(x: Node, axes: Sequence[int]) -> Node | None:
@@ -362,12 +362,14 @@ def std_mean(self: Node, dim: Axes = None, *, correction: Number | None = None, 
 # ---------------------------------------------------------------------------------------------- norms, log-sum-exp
 @lower(aten.linalg_vector_norm.default)
 def vector_norm(self: Node, ord: Number = 2, dim: Axes = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Lowered:
-    """(sum |x|^ord)^(1/ord); inf and -inf: the largest and smallest |x|; 0: the number of elements that are not 0."""
+    """(sum |x|^ord)^(1/ord); inf and -inf: the largest and smallest |x|; 0: the number of elements that are not 0.  Of one element: |x|."""
     target = DTYPE_OF[dtype] if dtype is not None else self.dtype
     if not target.is_float or not self.dtype.is_float:
         return NotImplemented
     x = b.cast(b.cast(self, target), compute_dtype(target))
     axes = axes_of(dim, self.type.ndim)
+    if ord != 0 and all(x.shape[a] == 1 for a in axes):
+        return rounded(b.reshape(b.abs_(x), keep_axes_shape(x, axes, keepdim)), target)
     norm = norm_of(x, float(ord), axes, keepdim)
     return norm if norm is NotImplemented else rounded(norm, target)
 
@@ -410,7 +412,7 @@ def norm_dim_dtype(self: Node, p: Number | None, dim: Axes, keepdim: bool, *, dt
 
 @lower(aten.logsumexp.default)
 def logsumexp(self: Node, dim: Axes, keepdim: bool = False) -> Lowered:
-    """log(sum(exp(x - m))) + m with m the largest element, 0 in place of an infinite one."""
+    """log(sum(exp(x - m))) + m with m the largest element, 0 in place of -inf: nothing is greater.  inf where that is the largest element."""
     target = float_type(self.dtype)
     x = b.cast(b.cast(self, target), compute_dtype(target))
     axes = axes_of(dim, self.type.ndim)
@@ -418,9 +420,10 @@ def logsumexp(self: Node, dim: Axes, keepdim: bool = False) -> Lowered:
     if count_of(x, axes) == 0 or x.type.numel == 0:
         return b.const(-math.inf, target, shape)
     most = reduced(p.AMAX, x, axes, keepdim=True)
-    most = b.where(b.eq(b.abs_(most), math.inf), b.like(0, most), most)
-    total = reduced(p.SUM, b.exp(b.sub(x, spread(most, x))), axes, keepdim=True)
-    return rounded(b.reshape(b.add(b.log(total), most), shape), target)
+    least = b.where(b.eq(most, -math.inf), b.like(0, most), most)
+    total = reduced(p.SUM, b.exp_falling(b.sub(x, spread(least, x))), axes, keepdim=True)
+    found = b.add(b.log(b.mul(total, 2.0**-64)), least)
+    return rounded(b.reshape(b.where(b.eq(most, math.inf), most, found), shape), target)
 
 
 # ---------------------------------------------------------------------------------------------- running sums and products

@@ -243,7 +243,7 @@ def fits(value: Number, dtype: DType) -> bool:
     """Whether a number can be written into the type: where not (300 into uint8, 1e9 into float16), eager raises, so a row declines."""
     if dtype.is_integer:
         return math.isfinite(value) and dtype.min <= value <= dtype.max
-    return dtype is BOOL or not math.isfinite(value) or math.isfinite(b.round_to(float(value), dtype))
+    return dtype is BOOL or not math.isfinite(value) or abs(value) <= dtype.largest
 
 
 # ---------------------------------------------------------------------------------------------- axes

@@ -53,7 +53,7 @@ _IMPURE_BUILTINS = frozenset(("print", "input", "open", "breakpoint", "start_new
 _IMPURE_SETTINGS = frozenset(("get_num_threads", "get_num_interop_threads", "set_num_threads", "set_num_interop_threads", "set_flush_denormal"))
 _GENERATOR_READS = frozenset(("manual_seed", "seed", "set_state", "get_state", "initial_seed", "set_offset", "get_offset"))
 _OWN_KERNELS = frozenset(("max_pool1d",))  # what the dispatcher shows of them is another way to the same values
-_CLOCKS = frozenset(("now", "today", "utcnow"))
+_CHANGING = frozenset(("now", "today", "utcnow", "__subclasses__"))  # methods of classes
 VALUE_READS = frozenset(("tolist", "numpy", "data_ptr", "__array__", "__dlpack__", "_to_dlpack", "untyped_storage", "storage"))
 _OWN_READS = frozenset(("storage_offset", "_is_view", "is_set_to", "is_pinned"))
 # What a tensor knows of itself and its spec does not say: read on a tensor that no argument is, it would be baked in.
@@ -342,13 +342,14 @@ class Watcher:
             return
         if class_origin(kind) is not USER:
             return
-        for base in kind.__mro__:
-            if vars(base).get(name) is function:
-                first = getattr(kind, name, None) is function
-                self.objects.reach(Attr(Held(kind, kind.__qualname__), name) if first else Class(base, name), function)
-                if not first:
-                    self.objects.above(kind, base, name)
-                return
+        for searched in (kind, type(kind)) if kind is owner else (kind,):
+            for base in searched.__mro__:
+                if vars(base).get(name) is function:
+                    first = getattr(searched, name, None) is function
+                    self.objects.reach(Attr(Held(searched, searched.__qualname__), name) if first else Class(base, name), function)
+                    if not first:
+                        self.objects.above(searched, base, name)
+                    return
 
     def _function(self, function: FunctionType) -> list[Any]:
         """Facts about a function that runs: its code, defaults and closed-over variables."""
@@ -519,7 +520,7 @@ class Watcher:
                 self._refuse(f"calls {name}() of a tensor", frame)
         elif isinstance(owner, random.Random | io.IOBase) or (isinstance(owner, torch.Generator) and name in _GENERATOR_READS):
             self._refuse(f"calls {name}() of {type(owner).__name__}", frame)
-        elif isinstance(owner, type) and name in _CLOCKS:
+        elif isinstance(owner, type) and name in _CHANGING:
             self._refuse(f"calls {owner.__name__}.{name}()", frame)
 
     def _warning_filters(self) -> None:

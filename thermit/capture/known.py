@@ -9,6 +9,7 @@ that is guarded by identity is held by the guard, so places inside it start from
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
@@ -116,6 +117,9 @@ class Known:
             found = [value]
         elif is_container(value):
             found = self._reach_container(source, value)
+        elif issubclass(kind, enum.Enum):
+            self.guard(source, "is", value)
+            found = [value]
         elif is_value(value):
             self.guard(source, "equals", value)
         else:

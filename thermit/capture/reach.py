@@ -8,18 +8,23 @@ runs as a frame of its own.
 
 from __future__ import annotations
 
+import builtins
 import contextvars
+import dataclasses
+import enum
 import functools
+import gc
+import operator
 import os
 import sys
 import weakref
 from collections.abc import Sequence
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MappingProxyType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import torch
 
-from thermit.capture.bytecode import Names
+from thermit.capture.bytecode import BY_NAME, REFLECTION, Names
 from thermit.capture.known import CONTAINERS, Known, is_quiet
 from thermit.capture.origin import LIBRARY, STANDARD, USER, class_origin, is_library_module
 from thermit.capture.signature import Attr, Call, Class, Global, Guard, Held, Item, Source, Variable
@@ -31,6 +36,11 @@ _HOOK_TABLES = vars(sys.modules["torch.nn.modules.module"])
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by Python code
 _OF_TENSORS = frozenset(dir(torch.Tensor))
 _ASK_CLASS = frozenset(("type", "isinstance"))
+_ASK_BASES = frozenset(("isinstance", "issubclass"))
+_GETTERS = (operator.attrgetter, operator.methodcaller)
+_BY_ANY_NAME = BY_NAME | REFLECTION
+_ASKING = {id(function): name for name in _BY_ANY_NAME if (function := vars(builtins).get(name)) is not None}
+_DISPATCHER: CodeType = functools.singledispatch(len).__code__  # type: ignore[attr-defined]
 _VARIABLE = type(os.environ).__getitem__.__code__
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 WALKING_CODES = frozenset(
@@ -69,6 +79,8 @@ class Reach(Known):
             if id(value) in seen or is_quiet(value):
                 continue
             seen.add(id(value))
+            if (wider := _wider(names, value)) is not None:
+                return self.follow(wider, objects, watched)
             stack += self._touch(value, names, attributes)
 
     def _hung(self, tensor: torch.Tensor, names: Names, hung: set[str]) -> list[Any]:
@@ -103,13 +115,21 @@ class Reach(Known):
         if id(value) in self.contents and id(value) not in self.flattened:
             inside = self.contents[id(value)]
         if kind in CONTAINERS:
-            return inside
+            return [*inside, value.func] if kind is functools.partial else inside
         if kind is MethodType:
             return [value.__self__, value.__func__]
         if kind is property:
             return [f for f in (value.fget, value.fset, value.fdel) if f is not None]
         if kind in (staticmethod, classmethod):
             return [value.__func__]
+        if kind in (BuiltinMethodType, MethodWrapperType):  # `table.get`, kept somewhere
+            owner = value.__self__
+            return [] if owner is None or isinstance(owner, ModuleType | type) else self.reach(Attr(self.home(value), "__self__"), owner)
+        if kind is MappingProxyType:
+            (behind,) = gc.get_referents(value)
+            return self.reach(Held(behind, self.home(value).name), behind)
+        if kind is FunctionType and value.__code__ is _DISPATCHER:
+            inside = self.reach(Attr(self.home(value), "registry"), value.registry)
         if kind is functools._lru_cache_wrapper:
             self.cached.append(value.__wrapped__)
             return [value.__wrapped__]
@@ -125,6 +145,7 @@ class Reach(Known):
         if origin is LIBRARY and kind is not FunctionType:
             return inside
         if isinstance(value, type):
+            self._bases(value, names)
             return self._class_attributes(value, names, attributes)
         everything = (names.reflects and self._watched) or origin is STANDARD
         table = getattr(value, "__dict__", None)
@@ -134,9 +155,12 @@ class Reach(Known):
         found += self._attributes(value, table or {}, attributes, names)
         if id(value) in self.flattened:
             found += self.contents[id(value)]
+        if issubclass(kind, enum.Enum) and not attributes.isdisjoint(("value", "_value_")):
+            found += self.reach(Attr(self.home(value), "_value_"), value._value_)
         if "__class__" in attributes or not _ASK_CLASS.isdisjoint(names.globals):
             if not isinstance(value, FunctionType) and id(value) not in self.flattened:
                 self.guard(self.home(value), "type", kind)
+                self._bases(kind, names)
             if "__class__" in attributes or "type" in names.globals:
                 found.append(kind)
         return found
@@ -166,7 +190,7 @@ class Reach(Known):
                 children[name] = self.reach(Item(Attr(home, place), name), module[place][name])
                 shadowed.add(name)
             elif raw is None or (module is not None and class_origin(kind) is not USER):
-                if self._watched and (names.tries or name in names.writes or _computes(kind)):
+                if self._watched and (names.tries or name in names.writes or _computes(kind) or (kind is ModuleType and "__getattr__" in table)):
                     shadowed.add(name)
                     self._nowhere(home, kind, name, module is not None, name in names.strings)
                 elif not self._watched:
@@ -174,7 +198,9 @@ class Reach(Known):
             else:
                 children[name] = self._class_attribute(value, kind, name, raw, flattened)
                 shadowed.add(name)
-        if shadowed and kind is not ModuleType:
+        if shadowed and kind is ModuleType:
+            self._absent(Attr(home, "__dict__"), frozenset(shadowed))
+        elif shadowed:
             self.classed(value, shadowed)
         skipped = "" if self._watched else "_modules"
         return [c for name in attributes if name != skipped and (found := children.get(name)) for c in found]
@@ -217,20 +243,28 @@ class Reach(Known):
 
     def _class_attributes(self, kind: type, names: Names, attributes: set[str]) -> list[Any]:
         children = self._children.setdefault(id(kind), {})
+        meta = type(kind)
         for name in attributes:
             if name in children:
                 continue
             children[name] = ()
-            raw = in_class(kind, name)
+            raw, above = in_class(kind, name), in_class(meta, name)
             if name.startswith("__") or class_origin(kind) is not USER:
                 continue
+            if above is not None and class_origin(meta) is USER:
+                children[name] = self.reach(Class(meta, name), above)
             if raw is not None:
-                children[name] = self.reach(Class(kind, name), raw)
-            elif names.tries and name in names.strings:  # getattr(cls, "name", None)
+                children[name] = [*children[name], *self.reach(Class(kind, name), raw)]
+            elif above is not None or _computes(meta) or (names.tries and name in names.strings):  # getattr(cls, "name", None)
                 self.guard(Class(kind, name), "missing", None)
             else:
                 del children[name]  # another piece of code may ask whether it is there
         return [c for name in attributes if (found := children.get(name)) for c in found]
+
+    def _bases(self, kind: type, names: Names) -> None:
+        """Guards what a class is derived from, where the code may ask."""
+        if class_origin(kind) is USER and not _ASK_BASES.isdisjoint(names.globals):
+            self.guard(Attr(Held(kind, kind.__qualname__), "__mro__"), "is", kind.__mro__)
 
     def above(self, kind: type, base: type, name: str) -> None:
         """Guards that super() leads to this base: no class on the way to it has the name where it had none."""
@@ -292,6 +326,22 @@ class Reach(Known):
         elif source not in self.reached:
             self.reached[source] = None
             self.guard(source, "empty", type(table))
+
+
+def _wider(names: Names, value: Any) -> Names | None:
+    """The names of a piece of code with those that an object which it can reach asks for; None where these are no more.
+
+    An operator.attrgetter or methodcaller knows its names; getattr under another name, an object's own __getattribute__ is given any.
+    """
+    if type(value) in _GETTERS:
+        make, arguments = value.__reduce__()
+        asked = make.args if isinstance(make, functools.partial) else arguments
+        attributes = {part for text in (asked if type(value) is operator.attrgetter else asked[:1]) for part in text.split(".")}
+        return None if attributes <= names.attributes else dataclasses.replace(names, attributes=names.attributes | attributes)
+    name = value.__name__ if type(value) is MethodWrapperType else _ASKING.get(id(value))
+    if names.reflects or name not in _BY_ANY_NAME or name in names.globals:
+        return None
+    return dataclasses.replace(names, reflects=True)
 
 
 def _computes(kind: type) -> bool:

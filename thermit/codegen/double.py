@@ -64,6 +64,14 @@ def exp(x: Node) -> Node:
     return _exp_of(at_least(at_most(x, EXP_MOST), EXP_LEAST))
 
 
+def exp_falling(x: Node) -> Node:
+    """2^64 e^x of x <= 0: its power of two is one float."""
+    x = at_least(x, -(1023 + 64) * math.log(2))  # there power is 0
+    shifted, _, high, tail = exponential(x, None, magic(FLOAT64, 1023 + 64))
+    one, rest = fast_two_sum(like(1.0, x), high)
+    return mul(add(one, add(rest, tail)), power_of_two(shifted))
+
+
 def exp2(x: Node) -> Node:
     """2^x: the fraction of x times ln 2 as a pair."""
     x = at_least(at_most(x, 1025.0), -1076.0)

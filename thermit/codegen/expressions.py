@@ -431,8 +431,10 @@ def stored(body: tuple[Stmt, ...]) -> set[str]:
     names: set[str] = set()
     for s in body:
         match s:
-            case Store() | Tile():
+            case Store():
                 names.add(s.memory)
+            case Tile():
+                names |= {s.memory} if s.copied is None else {s.memory, s.right.attrs.name}
             case For():
                 names |= stored(s.body)
     return names

@@ -28,7 +28,7 @@ Function = Callable[..., Node]
 
 MATHEMATICS: dict[DType, dict[Prim, Function]] = {
     FLOAT32: {
-        p.EXP: single_exp.exp, p.EXP2: single_exp.exp2, p.EXPM1: single_exp.expm1,
+        p.EXP: single_exp.exp, p.EXP_FALLING: single_exp.exp_falling, p.EXP2: single_exp.exp2, p.EXPM1: single_exp.expm1,
         p.LOG: single_log.log, p.LOG2: single_log.log2, p.LOG10: single_log.log10, p.LOG1P: single_log.log1p,
         p.SIN: single_circular.sin, p.COS: single_circular.cos, p.TAN: single_circular.tan,
         p.ASIN: single_arcs.asin, p.ACOS: single_arcs.acos, p.ATAN: single_arcs.atan,
@@ -38,7 +38,7 @@ MATHEMATICS: dict[DType, dict[Prim, Function]] = {
         p.POW: single_pow.pow_, p.ATAN2: single_arcs.atan2, p.HYPOT: single_pow.hypot,
     },
     FLOAT64: {
-        p.EXP: double.exp, p.EXP2: double.exp2, p.EXPM1: double.expm1,
+        p.EXP: double.exp, p.EXP_FALLING: double.exp_falling, p.EXP2: double.exp2, p.EXPM1: double.expm1,
         p.LOG: double.log, p.LOG2: double.log2, p.LOG10: double.log10, p.LOG1P: double.log1p,
         p.SIN: circular.sin, p.COS: circular.cos, p.TAN: circular.tan, p.ASIN: circular.asin, p.ACOS: circular.acos, p.ATAN: circular.atan,
         p.SINH: double.sinh, p.COSH: double.cosh, p.TANH: double.tanh, p.ASINH: double.asinh, p.ACOSH: double.acosh, p.ATANH: double.atanh,

@@ -75,6 +75,8 @@ class Writer:
         self.vectors = s.width // self.lanes
         self.of = vector(self.kind, self.lanes)
         self.bases: dict[tuple[str, Node], str] = {}
+        self.copied: Place | None = None
+        self.mask_of: Place | None = None  # of what is copied
 
     def place(self, load: Node) -> Place:
         if len(load.args) > 1 or load.dtype is not self.dtype:
@@ -122,7 +124,7 @@ class Writer:
 
     def step(self, left: list[Place], right: Place, sums: list[str], at: str, k: int) -> list[str]:
         w, align = self.w, self.dtype.itemsize
-        across = [w.op(f"load {self.of}, ptr {self.address(right, at, k, c * self.lanes)}, align {align}") for c in range(self.vectors)]
+        across = [self.across(self.address(right, at, k, c * self.lanes), at, k, c * self.lanes) for c in range(self.vectors)]
         out = []
         for r, place in enumerate(left):
             one = w.op(f"load {self.kind}, ptr {self.address(place, at, k)}, align {align}")
@@ -130,6 +132,30 @@ class Writer:
             for c, x in enumerate(across):
                 out.append(self.multiply_add(one, x, sums[r * self.vectors + c]))
         return out
+
+    def across(self, where: str, at: str, k: int, more: int) -> str:
+        """A vector of the right side, which is at `where`, or comes there now."""
+        w, align = self.w, self.dtype.itemsize
+        if self.copied is None:
+            return w.op(f"load {self.of}, ptr {where}, align {align}")
+        source = self.address(self.copied, at, k, more)
+        if self.mask_of is None:
+            value = w.op(f"load {self.of}, ptr {source}, align {align}")
+        else:
+            flags = vector(self.mask_of.kind, self.lanes)
+            read = w.op(f"load {flags}, ptr {self.address(self.mask_of, at, k, more)}, align {align}")
+            value = access.masked_load(w, self.kind, self.lanes, align, source, w.op(f"icmp slt {flags} {read}, zeroinitializer"))
+        w.line(f"  store {self.of} {value}, ptr {where}, align {align}")
+        return value
+
+    def from_source(self, load: Node) -> None:
+        """What is copied: a load, and the mask that its guard asks."""
+        if len(load.args) > 1:
+            mask = load.args[1].args[0]
+            if load.args[1].prim is not p.LT or mask.prim is not p.LOAD or mask.dtype.bits != self.dtype.bits:
+                raise CompileError("a tile copies under masks as wide as what it copies")
+            self.mask_of = self.place_of(mask.attrs.name, mask.args[0])
+        self.copied = self.place_of(load.attrs.name, load.args[0])
 
     def multiply_add(self, x: str, y: str, total: str) -> str:
         w, of = self.w, self.of
@@ -141,6 +167,8 @@ class Writer:
     def write(self) -> None:
         w, s = self.w, self.s
         left, right = [self.place(x) for x in s.left], self.place(s.right)
+        if s.copied is not None:
+            self.from_source(s.copied)
         self.ahead = [self.place_of(a.memory, a.offset) for a in s.ahead]
         stop = str(s.extent) if isinstance(s.extent, int) else w.value(s.extent).text
         addresses = list(self.sums())

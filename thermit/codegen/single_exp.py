@@ -66,6 +66,15 @@ def exp(x: Node) -> Node:
     return mul(fma(mul(half, r), polynomial(r, [1.0, *c.EXP_SINGLE]), half), other)
 
 
+def exp_falling(x: Node) -> Node:
+    """2^64 e^x of x <= 0: its power of two is one float, no result is denormal unless it is next to nothing, and nothing is too large."""
+    x = at_least(x, -(127 + 64) * LN2)  # there power is 0, as NONE
+    n, shifted = round_with(x, LOG2_E, 127 + 64)
+    r = fma(n, like(-LN2_REST, x), fma(n, like(-LN2, x), x))
+    power = power_of_two(shifted)
+    return fma(mul(power, r), polynomial(r, [1.0, *c.EXP_SINGLE]), power)
+
+
 def exp2(x: Node) -> Node:
     """2^x = 2^n 2^f, the fraction f of x being exact."""
     x = at_least(at_most(x, 129.0), NONE)

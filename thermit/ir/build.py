@@ -8,13 +8,13 @@ Constants carry the full type of the place they stand in.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from thermit.errors import TypeRuleError
 from thermit.ir import prims as p
 from thermit.ir.node import Node
 from thermit.ir.prims import Axes, Axis, Call, Order, Pad, Prim, Scatter, Slice, Slot, Strided, Symbol, Value, Windows
-from thermit.ir.types import BOOL, INT64, DType, Shape, TensorType
+from thermit.ir.types import BOOL, FLOAT32, FLOAT64, FORMATS, INT64, DType, Shape, TensorType
 
 
 def _require(condition: bool, message: str) -> None:
@@ -28,11 +28,11 @@ def graph_input(index: int, type: TensorType) -> Node:
 
 
 def const(value: bool | int | float, dtype: DType, shape: Shape = ()) -> Node:
-    """`value` at every index.  Integers wrap around to the type, floats round to it (once), as a C cast does."""
+    """`value` at every index.  Integers wrap around to the type, floats round to it, as PyTorch's casts do."""
     if dtype is BOOL:
         exact: bool | int | float = bool(value)
     elif dtype.is_float:
-        exact = round_to(float(value), dtype)
+        exact = round_to(value, dtype)
     elif dtype.is_integer:
         exact = wrap(int(value), dtype)
     else:
@@ -46,22 +46,34 @@ def wrap(value: int, dtype: DType) -> int:
     return value - (1 << dtype.bits) if dtype.kind == "int" and value >> (dtype.bits - 1) else value
 
 
-def round_to(value: float, dtype: DType) -> float:
-    """The nearest value of a float type, ties to even.
+def round_to(value: int | float, dtype: DType) -> float:
+    """The nearest value of a float type, ties to even; of a half type by way of float32, as PyTorch goes.
 
     >>> from thermit.ir.types import FLOAT16
     >>> round_to(1 / 3, FLOAT16)
     0.333251953125
     """
-    if dtype.bits == 64 or value == 0 or not math.isfinite(value):
+    if dtype.is_half:
+        value = round_to(value, FLOAT32)
+    digits, least, limit = FORMATS[dtype]
+    if isinstance(value, int):
+        value = float(value) if dtype is FLOAT64 else _to_odd(value)
+    if dtype is FLOAT64 or value == 0 or not math.isfinite(value):
         return value
-    digits, least, limit = {"float32": (24, -149, 128), "bfloat16": (8, -133, 128), "float16": (11, -24, 16)}[dtype.name]
     _, exponent = math.frexp(value)
     step = max(exponent - digits, least)
     rounded = math.ldexp(round(math.ldexp(value, -step)), step) if step > -1000 else math.copysign(0.0, value)
     if rounded == 0:
         return math.copysign(0.0, value)
     return math.copysign(math.inf, value) if abs(rounded) >= math.ldexp(1.0, limit) else rounded
+
+
+def _to_odd(value: int) -> float:
+    """The integer cut to 53 bits, the last one set where something was lost: rounded once more it is as if that were the only time."""
+    lost = max(abs(value).bit_length() - 53, 0)
+    kept = abs(value) >> lost
+    kept |= kept << lost != abs(value)
+    return math.copysign(math.ldexp(kept, lost), value)
 
 
 def like(value: bool | int | float, x: Node) -> Node:
@@ -161,7 +173,7 @@ def _unary(prim: Prim):  # type: ignore[no-untyped-def]
 
 
 neg, abs_, sqrt, floor, ceil, trunc, round_, not_ = (_unary(r) for r in (p.NEG, p.ABS, p.SQRT, p.FLOOR, p.CEIL, p.TRUNC, p.ROUND, p.NOT))
-exp, exp2, expm1, log, log2, log10, log1p = (_unary(r) for r in (p.EXP, p.EXP2, p.EXPM1, p.LOG, p.LOG2, p.LOG10, p.LOG1P))
+exp, exp_falling, exp2, expm1, log, log2, log10, log1p = (_unary(r) for r in (p.EXP, p.EXP_FALLING, p.EXP2, p.EXPM1, p.LOG, p.LOG2, p.LOG10, p.LOG1P))
 sin, cos, tan, asin, acos, atan = (_unary(r) for r in (p.SIN, p.COS, p.TAN, p.ASIN, p.ACOS, p.ATAN))
 sinh, cosh, tanh, asinh, acosh, atanh = (_unary(r) for r in (p.SINH, p.COSH, p.TANH, p.ASINH, p.ACOSH, p.ATANH))
 erf, erfc, sigmoid = (_unary(r) for r in (p.ERF, p.ERFC, p.SIGMOID))
@@ -323,7 +335,7 @@ def flip(x: Node, axes: Sequence[int]) -> Node:
 
 # ---------------------------------------------------------------------------------------------- reduce, scan
 def reduce(prim: Prim, x: Node, axes: Sequence[int]) -> Node:
-    """x combined along `axes`, which disappear; with no axes, x itself.  argmax and argmin take one axis and give int64.
+    """x combined along `axes`, which disappear.  argmax and argmin take one axis and give int64.
 
     An axis of size 1 combines nothing: it is reshaped away, so that every reduction node has a loop of its own."""
     axes = tuple(sorted(axes))
@@ -345,17 +357,26 @@ def reduce(prim: Prim, x: Node, axes: Sequence[int]) -> Node:
     if x.type.numel == 0:  # also where the result has no elements: nothing is to be read, not even once for all of them
         return const(prim.identity or 0, x.dtype, shape)
     kept = tuple(a for a in axes if x.shape[a] != 1)
+    if not kept:
+        return reshape(_nothing_added(x) if prim is p.SUM else x, shape)
     if kept != axes:
-        if not kept and prim is p.SUM and x.dtype.is_float:
-            x = add(x, const(0.0, x.dtype, x.shape))  # the sum of -0.0 alone is 0.0
         return reshape(reduce(prim, x, kept), shape)
-    return Node(prim, (x,), Axes(axes), x.type.with_shape(shape)) if axes else x
+    return Node(prim, (x,), Axes(axes), x.type.with_shape(shape))
+
+
+def _nothing_added(x: Node) -> Node:
+    """A sum of one term: that of -0.0 is 0.0."""
+    return add(x, const(0.0, x.dtype, x.shape)) if x.dtype.is_float else x
 
 
 def scan(prim: Prim, x: Node, axis: int) -> Node:
     if not (prim.kind == "scan" and 0 <= axis < x.type.ndim and not x.dtype.is_half):
         raise TypeRuleError(f"{prim}: {x.type} along {axis}")
-    return x if x.shape[axis] == 1 or x.type.numel == 0 else Node(prim, (x,), Axis(axis), x.type)
+    if x.type.numel == 0:
+        return x
+    if x.shape[axis] == 1:
+        return _nothing_added(x) if prim is p.CUMSUM else x
+    return Node(prim, (x,), Axis(axis), x.type)
 
 
 # ---------------------------------------------------------------------------------------------- contract
@@ -369,8 +390,8 @@ def contract(left: Node, right: Node) -> Node:
     shape = (*batch, rows, columns)
     if depth == 0 or 0 in shape:
         return const(0, left.dtype, shape)
-    if depth == 1:  # nothing is summed (the sum of -0.0 alone is 0.0)
-        return add(mul(expand(left, shape), expand(right, shape)), const(0.0, left.dtype, shape))
+    if depth == 1:
+        return _nothing_added(mul(expand(left, shape), expand(right, shape)))
     return Node(p.CONTRACT, (left, right), None, left.type.with_shape(shape))
 
 
@@ -438,41 +459,43 @@ def load(memory: str, dtype: DType, offset: Node, guard: Node | None = None) -> 
     return Node(p.LOAD, (offset,) if guard is None else (offset, guard), p.Memory(memory), TensorType((), dtype))
 
 
+# ---------------------------------------------------------------------------------------------- again
 def rebuild(node: Node, args: tuple[Node, ...]) -> Node:
-    """The node with other args of the same types, through the constructors (so in canonical form)."""
-    if args == node.args:
-        return node
-    prim, a, shape = node.prim, node.attrs, node.shape
-    match prim.name:
-        case "cast":
-            return cast(args[0], node.dtype)
-        case "bitcast":
-            return bitcast(args[0], node.dtype)
-        case "where":
-            return where(*args)
-        case "reshape":
-            return reshape(args[0], shape)
-        case "permute":
-            return permute(args[0], a.order)
-        case "expand":
-            return expand(args[0], shape)
-        case "slice":
-            return slice_(args[0], a.starts, a.steps, shape)
-        case "pad":
-            return pad(args[0], a.low, a.high, args[1], a.interior)
-        case "concat":
-            return concat(args, a.axis)
-        case "strided":
-            return strided(args[0], shape, a.strides, a.offset)
-        case "window":
-            rank = len(a.strides)
-            return window(args[0], shape[-2 * rank : -rank], shape[-rank:], a.strides, a.dilations)
-        case "check":
-            return check(*args)
-    if prim.kind == "reduce":
-        return reduce(prim, args[0], a.axes)
-    if prim.kind == "scan":
-        return scan(prim, args[0], a.axis)
-    if prim.kind == "contract":
-        return contract(*args)
-    return Node(prim, args, a, node.type)
+    """The node with other args of the same types, in canonical form."""
+    return node if args == node.args else construct(node, args)
+
+
+def construct(node: Node, args: tuple[Node, ...]) -> Node:
+    """What the constructor of the node's primitive makes of these args."""
+    by_prim = _CONSTRUCTORS.get(node.prim)
+    return by_prim(node, args) if by_prim is not None else Node(node.prim, args, node.attrs, node.type)
+
+
+def _window(node: Node, args: tuple[Node, ...]) -> Node:
+    attrs: Windows = node.attrs
+    rank = len(attrs.strides)
+    return window(args[0], node.shape[-2 * rank : -rank], node.shape[-rank:], attrs.strides, attrs.dilations)
+
+
+_CONSTRUCTORS: dict[Prim, Callable[[Node, tuple[Node, ...]], Node]] = {
+    p.CAST: lambda node, args: cast(args[0], node.dtype),
+    p.BITCAST: lambda node, args: bitcast(args[0], node.dtype),
+    p.WHERE: lambda node, args: where(*args),
+    p.FMA: lambda node, args: fma(*args),
+    p.SELDOM: lambda node, args: seldom(args[0], args[1], args[2], node.attrs.name),
+    p.RESHAPE: lambda node, args: reshape(args[0], node.shape),
+    p.PERMUTE: lambda node, args: permute(args[0], node.attrs.order),
+    p.EXPAND: lambda node, args: expand(args[0], node.shape),
+    p.SLICE: lambda node, args: slice_(args[0], node.attrs.starts, node.attrs.steps, node.shape),
+    p.PAD: lambda node, args: pad(args[0], node.attrs.low, node.attrs.high, args[1], node.attrs.interior),
+    p.CONCAT: lambda node, args: concat(args, node.attrs.axis),
+    p.STRIDED: lambda node, args: strided(args[0], node.shape, node.attrs.strides, node.attrs.offset),
+    p.WINDOW: _window,
+    p.CONTRACT: lambda node, args: contract(*args),
+    p.GATHER: lambda node, args: gather(args[0], args[1:]),
+    p.SCATTER: lambda node, args: scatter(args[0], args[1], args[2:], node.attrs.combine),
+    p.CHECK: lambda node, args: check(*args),
+    **{prim: lambda node, args: reduce(node.prim, args[0], node.attrs.axes) for prim in p.PRIMS.values() if prim.kind == "reduce"},
+    **{prim: lambda node, args: scan(node.prim, args[0], node.attrs.axis) for prim in p.PRIMS.values() if prim.kind == "scan"},
+    **{prim: lambda node, args: map2(node.prim, *args) for prim in p.PRIMS.values() if prim.kind == "map" and prim.arity == 2},
+}

@@ -217,6 +217,10 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return (1 / (1 + np.exp(-wide))).astype(x.dtype)
 
 
+def _scaled_exp(x: np.ndarray) -> np.ndarray:
+    return (np.exp(x.astype(np.longdouble)) * 2.0**64).astype(x.dtype)
+
+
 def _wide(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """The function computed in long double and rounded once."""
     return lambda *args: function(*(a.astype(np.longdouble) for a in args)).astype(args[0].dtype)
@@ -247,6 +251,7 @@ TRUNC = row("trunc", 1, "map", np.trunc, fp="llvm.trunc")
 ROUND = row("round", 1, "map", np.rint, fp="llvm.roundeven")
 NOT = row("not", 1, "map", np.invert, integer="not")
 EXP = row("exp", 1, "map", _wide(np.exp))
+EXP_FALLING = row("exp_falling", 1, "map", _scaled_exp)  # 2^64 e^x; of x <= 0 only, and 0 may stand for a denormal
 EXP2 = row("exp2", 1, "map", _wide(np.exp2))
 EXPM1 = row("expm1", 1, "map", _wide(np.expm1))
 LOG = row("log", 1, "map", _wide(np.log))

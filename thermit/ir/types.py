@@ -67,6 +67,12 @@ class DType:
         return (1 << (self.bits - 1)) - 1 if self.kind == "int" else (1 << self.bits) - 1
 
     @property
+    def largest(self) -> float:
+        """Largest finite value of a float type."""
+        digits, _, limit = FORMATS[self]
+        return math.ldexp(1 - 2.0**-digits, limit)
+
+    @property
     def numpy(self) -> np.dtype:
         """The numpy type that holds it in `interp`; bfloat16 is held as float32 whose low 16 bits are zero."""
         return np.dtype("float32" if self is BFLOAT16 else self.name)
@@ -96,6 +102,11 @@ DTYPES: dict[str, DType] = {
         FLOAT16, BFLOAT16, FLOAT32, FLOAT64, COMPLEX32, COMPLEX64, COMPLEX128,
     )
 }  # fmt: skip
+
+FORMATS: dict[DType, tuple[int, int, int]] = {
+    BFLOAT16: (8, -133, 128), FLOAT16: (11, -24, 16), FLOAT32: (24, -149, 128), FLOAT64: (53, -1074, 1024),
+}  # fmt: skip
+"""Of float types: digits of the significand, exponents of the least denormal number and of the first power of two that is too large."""
 
 Shape = tuple[int, ...]
 

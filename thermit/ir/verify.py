@@ -5,7 +5,7 @@ A node's type must be what its constructor gives; inputs stand in their slots; o
 
 from __future__ import annotations
 
-from thermit.errors import VerifyError
+from thermit.errors import TypeRuleError, VerifyError
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort
@@ -29,13 +29,11 @@ def _node(node: Node) -> str | None:
     arithmetic = prim.kind in ("map", "reduce", "scan", "contract") and prim not in (p.CAST, p.BITCAST, p.WHERE)
     if arithmetic and any(a.dtype.is_half for a in node.args):
         return f"computes in {node.args[0].dtype}"
-    if prim.kind == "contract" and node.shape != (*node.args[0].shape[:-1], node.args[1].shape[-1]):
-        return f"multiplies {node.args[0].shape} by {node.args[1].shape} to {node.shape}"
-    if prim.kind in ("view", "reduce", "scan"):
-        again = build.rebuild(node, (*node.args,)) if not node.args else node
-        if again.type != node.type:
-            return f"has type {node.type}, its constructor gives {again.type}"
-    return None
+    try:
+        again = build.construct(node, node.args)
+    except TypeRuleError as fault:
+        return f"cannot be built: {fault}"
+    return None if again.type == node.type else f"has type {node.type}, its constructor gives {again.type}"
 
 
 def verify(graph: Graph, stage: str = "") -> None:

@@ -16,6 +16,8 @@ from thermit.loops.pull import ROWS_BYTES
 from thermit.records import dataclass
 
 DEPTH = 192  # terms of a sum in registers: as accurate as eager; a panel of 24 columns of float32 is 18 KB
+EDGE = 4  # columns more than whole panels, up to which their lanes are steps of the depth
+EDGE_CYCLES = 0.8  # of a multiply-add then, the sum of its lanes counted
 LATENCY = 4.0  # cycles of a multiply-add
 STREAM = 0.1  # cycles of a vector of a panel, which comes from L2
 TILE_CYCLES = 12.0  # to begin and end the loop of a tile
@@ -71,7 +73,8 @@ def blocking(
     m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
     bits = s.local.dtype.bits
     lanes = target.lanes(bits)
-    rows, vectors = min(_shapes(target), key=lambda shape: _cycles(m, n, lanes, *shape))
+    edge = min(EDGE, lanes // 2) if reads_left and not turns_right else 0
+    rows, vectors = min(_shapes(target), key=lambda shape: _cycles(m, n, lanes, edge, *shape))
     width = vectors * lanes
     depth = _up(-(-k // -(-k // DEPTH)), 2 * lanes)
     if window > 1:
@@ -79,7 +82,7 @@ def blocking(
     unit = rows if reads_left else math.lcm(rows, lanes)
     group = min(max(GROUP // unit, 1) * unit, _up(m, unit))
     most = ROWS_BYTES * 8 // bits - (0 if reads_left else group * depth)
-    work = batch * _cycles(m, n, lanes, rows, vectors) * k
+    work = batch * _cycles(m, n, lanes, edge, rows, vectors) * k
     cores = max(1, min(CORES, int(work / CORE_CYCLES)))
     best: tuple[float, int, int] | None = None
     for columns in _sizes(n, width):
@@ -88,7 +91,7 @@ def blocking(
                 continue
             tasks = batch * -(-m // block_rows) * -(-n // columns)
             copies = columns * k * (TURN if turns_right else COPY) + block_rows * k * (READ if reads_left else LINE)
-            tile = _cycles(min(block_rows, m), min(columns, n), lanes, rows, vectors) * k
+            tile = _cycles(min(block_rows, m), min(columns, n), lanes, edge, rows, vectors) * k
             task = TASK_CYCLES + tile + (copies + 3.0 * block_rows * columns) / lanes
             cost = (tasks + cores * -(-tasks // cores)) * task
             if best is None or cost < best[0]:
@@ -136,9 +139,12 @@ def _tile(rows: int, vectors: int) -> float:
     return max(rows * vectors / 2, (rows + vectors) / 2, LATENCY) + STREAM * vectors + (TILE_CYCLES + 2 * rows * vectors) / 256
 
 
-def _cycles(m: int, n: int, lanes: int, rows: int, vectors: int) -> float:
-    """Of one step of the depth, for all tiles of m x n."""
+def _cycles(m: int, n: int, lanes: int, edge: int, rows: int, vectors: int) -> float:
+    """Of one step of the depth, for all tiles of m x n; up to `edge` columns more than whole panels take one lane each."""
     panels, rest = divmod(-(-n // lanes), vectors)
+    more = n % (vectors * lanes)
+    if 0 < more <= edge:
+        return _cycles(m, n - more, lanes, 0, rows, vectors) + EDGE_CYCLES * m * more / lanes
     last = _last(m, rows, vectors)
     tiles = (m - sum(last)) // rows
     return sum(count * (panels * _tile(r, vectors) + _tile(r, rest)) for count, r in ((tiles, rows), *((1, r) for r in last)))

@@ -26,7 +26,7 @@ from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import FLOAT32, FLOAT64
-from thermit.loops.blocking import Blocking, HasRegisters, blocking
+from thermit.loops.blocking import EDGE, Blocking, HasRegisters, blocking
 from thermit.loops.index import ZERO, Indices, number
 from thermit.loops.nest import For, Load, LoopProgram, Memory, Product, Span, Stmt, Store, Tile
 from thermit.loops.rewrite import replaced, substitute
@@ -60,7 +60,10 @@ def is_updated(program: LoopProgram, s: Product) -> bool:
 
 
 class Packing:
-    """One product while it is taken apart."""
+    """One product while it is taken apart.  `first`, `size`: the block of the depth that is written."""
+
+    first: Node
+    size: int | Node
 
     def __init__(self, program: LoopProgram, s: Product, target: HasRegisters) -> None:
         self.origin, self.s, self.target = program, s, target
@@ -73,9 +76,21 @@ class Packing:
         self.turns_right = right == 1 and self._step(s.right, s.columns) != 1
         self.blocks = self._blocking()
         self._place_task()
+        self.fills = self._fills()
+        self.is_edge = self._is_edge()
 
     def _blocking(self) -> Blocking:
         return blocking(self.s, self.origin.extent, self.target, self.reads_left, self.turns_right)
+
+    def _fills(self) -> bool:
+        """Whether the first tiles of a block copy the panels that they read."""
+        b, s = self.blocks, self.s
+        rows = s.rows.extent - (self.row_blocks - 1) * b.rows - sum(b.last)  # of the last block, in whole tiles
+        return self.reads_left and rows >= b.tile_rows and self._step(s.right, s.columns) == 1 and self._step(s.right, s.depth) is not None
+
+    def _is_edge(self) -> bool:
+        """Whether the columns that fill no panel are so few that their lanes are steps of the depth."""
+        return self.reads_left and not self.turns_right and 0 < self.rest_columns <= min(EDGE, self.lanes // 2)
 
     def _step(self, side: Node, span: Span) -> int | None:
         """How far apart the neighbours of a side along an index are; None if it is no plain load, or they are not evenly apart."""
@@ -121,7 +136,7 @@ class Packing:
 
     # ------------------------------------------------------------------ the program
     def program(self) -> LoopProgram:
-        self.adds = self.s.depth.extent > self.blocks.depth
+        self.adds = self.s.depth.extent > self.blocks.depth or self._adds_parts()
         body = (*(self._zeros() if self.adds else ()), *self._sums(), self._rest())
         return replace(self.origin, memories=(*self.origin.memories, *self._memories()), index=self.task, extent=self.extent, body=body)
 
@@ -132,13 +147,17 @@ class Packing:
     def _over_depth(self, summed: Callable[[], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
         """Statements for one block of the depth, which begins at `self.first` and has `self.size` steps, for all of them."""
         k, depth = self.s.depth.extent, self.blocks.depth
-        if not self.adds:
+        if k <= depth:
             self.first, self.size = ZERO, k
             return summed()
         block = build.index("kb")
         self.first = self.indices.linear([(depth, block)])
         self.size = build.minimum(self.indices.linear([(-depth, block)], k), depth) if k % depth else depth
         return (For(block, -(-k // depth), summed()),)
+
+    def _adds_parts(self) -> bool:
+        """Whether a block of the depth is added up in several parts."""
+        return False
 
     def _memories(self) -> list[Memory]:
         b, d = self.blocks, self.dtype
@@ -163,17 +182,18 @@ class Packing:
         return For(i, self.row_count, (For(j, self.column_count, substitute(self.s.body, new)),))
 
     # ------------------------------------------------------------------ a block of the depth
-    first: Node
-    size: int | Node
-
     def _summed(self) -> tuple[Stmt, ...]:
         """What adds up the terms of a block of the depth."""
         b = self.blocks
         if not self.reads_left:
             return (*self._panels(), self._chunks())
         body, t, at = list(self._panels()), build.index("ti"), self._whole(self.tiles, b.tile_rows)
-        if self.tiles != 0:
-            body.append(For(t, self.tiles, self._rows(self.indices.linear([(b.tile_rows, t)]), b.tile_rows)))
+        begun = int(self.fills)
+        if self.fills:
+            body += self._rows(ZERO, b.tile_rows, True)
+        if self.tiles not in (0, begun):
+            count = self.tiles - begun if isinstance(self.tiles, int) else self._plus(self.tiles, -begun)
+            body.append(For(t, count, self._rows(self.indices.linear([(b.tile_rows, t)], begun * b.tile_rows), b.tile_rows)))
         if b.last:
             body += self._if_last(self._last_rows(at), self.row, self.row_blocks, "rr")
         return tuple(body)
@@ -212,7 +232,7 @@ class Packing:
             body = self._turned(self._whole(groups, 1), rest) if rest else ()
         else:
             if self.panels != 0:
-                made.append(self._copied_panels())
+                made += [] if self.fills else [self._copied_panels()]
             body = self._copied_rest(self._whole(self.panels, 1)) if self.rest_columns else ()
         return (*made, *self._if_last(body, self.column, self.column_blocks, "rp")) if body else tuple(made)
 
@@ -232,6 +252,9 @@ class Packing:
 
     def _copied_rest(self, panel: Node) -> tuple[Stmt, ...]:
         k, c = build.index("rk"), build.index("rc")
+        if self.is_edge:
+            at = self.indices.linear([(self.blocks.tile_columns, panel), (1, c)])
+            return (For(k, self.size, (For(c, self.rest_columns, (Store("panel", self._line_of_edge(k, c), self._right(k, at)),)),)),)
         width = -(-self.rest_columns // self.lanes) * self.lanes
         column = self.indices.linear([(self.blocks.tile_columns, panel), (1, c)])
         body: list[Stmt] = [For(c, self.rest_columns, (Store("panel", self._panel(panel, k, c), self._right(k, column)),))]
@@ -285,10 +308,10 @@ class Packing:
         depth = self.indices.linear([(1, self.first), (1, k)])
         return replaced(self.s.left, {self.s.rows.index: row, self.s.depth.index: depth, self.origin.index: self.batch})
 
-    def _rows(self, at: Node, count: int) -> tuple[Stmt, ...]:
-        """The tiles of `count` rows from row `at` of the block on."""
+    def _rows(self, at: Node, count: int, fills: bool = False) -> tuple[Stmt, ...]:
+        """The tiles of `count` rows from row `at` of the block on; `fills`: they copy the panels."""
         k = build.index("k")
-        return self._tiles(at, k, tuple(self._left(self._plus(at, r), k) for r in range(count)))
+        return self._tiles(at, k, tuple(self._left(self._plus(at, r), k) for r in range(count)), fills)
 
     def _chunks(self) -> Stmt:
         """Rows are copied, as many as stay near; then come their tiles."""
@@ -355,12 +378,15 @@ class Packing:
         lines = (build.load("lines", self.dtype, self._line(self._plus(first, r), k)) for r in range(count))
         return self._tiles(self.indices.linear([(1, at), (1, first)]), k, tuple(lines))
 
-    def _tiles(self, at: Node, k: Node, left: tuple[Node, ...]) -> tuple[Stmt, ...]:
+    def _tiles(self, at: Node, k: Node, left: tuple[Node, ...], fills: bool = False) -> tuple[Stmt, ...]:
         """The tiles of some rows, one for each panel."""
         b, made, panel = self.blocks, list[Stmt](), build.index("tp")
         if self.panels != 0:
-            made.append(For(panel, self.panels, (self._tile(at, k, left, panel, b.tile_columns),)))
-        if self.rest_columns:
+            tile = self._tile(at, k, left, panel, b.tile_columns)
+            made.append(For(panel, self.panels, self._filling(tile, panel) if fills else (tile,)))
+        if self.is_edge:
+            made += self._if_last(self._edge(at, len(left)), self.column, self.column_blocks, "rt")
+        elif self.rest_columns:
             width = -(-self.rest_columns // self.lanes) * self.lanes
             tile = self._tile(at, k, left, self._whole(self.panels, 1), width)
             made += self._if_last((tile,), self.column, self.column_blocks, "rt")
@@ -372,12 +398,36 @@ class Packing:
         right = build.load("panel", self.dtype, self._panel(panel, k, 0))
         return Tile(k, self.size, left, right, "tile", offset, b.columns, width, self.adds, self._ahead(at, k, panel))
 
+    def _filling(self, tile: Tile, panel: Node) -> tuple[Stmt, ...]:
+        """The same, which copies its panel."""
+        return (replace(tile, copied=self._right(tile.index, self.indices.linear([(self.blocks.tile_columns, panel)]))),)
+
+    # ------------------------------------------------------------------ a few columns more than panels have
+    def _line_of_edge(self, k: Node, c: Node) -> Node:
+        """Where a column stands that fills no register: along the depth, where its panel would be."""
+        panels = self._whole(self.panels, self.blocks.depth * self.blocks.tile_columns)
+        return self.indices.linear([(1, panels), (self.blocks.depth, c), (1, k)])
+
+    def _edge(self, at: Node, count: int) -> tuple[Stmt, ...]:
+        """The tiles of such columns and some rows; their lanes are steps of the depth."""
+        b, width, k, part = self.blocks, self.rest_columns, build.index("k"), build.index("te")
+        most = (self.target.vector_registers - 1) // (width + 1)
+        rows = next(r for r in range(count, 0, -1) if count % r == 0 and r <= most)
+        first = at if rows == count else self.indices.linear([(1, at), (rows, part)])
+        left = tuple(self._left(self._plus(first, r), k) for r in range(rows))
+        offset = self.indices.linear([(b.columns, first), (1, self._whole(self.panels, b.tile_columns))])
+        right = build.load("panel", self.dtype, self._line_of_edge(k, ZERO))
+        tile = Tile(k, self.size, left, right, "tile", offset, b.columns, width, self.adds, (), b.depth)
+        return (tile,) if rows == count else (For(part, count // rows, (tile,)),)
+
     def _ahead(self, at: Node, k: Node, panel: Node) -> tuple[Load, ...]:
         """What is read next, near before it is asked for: of the left side a row below, another one with each panel; of a right side that is
         turned a column in the next block of the depth, another one with each tile.  (Columns that are copied: the processor does it as well.)"""
         b, made = self.blocks, list[Node]()
         if self.reads_left:
-            made.append(self._left(self.indices.linear([(1, at), (1, build.minimum(panel, b.tile_rows - 1))], b.tile_rows), k))
+            share = -(-b.tile_rows * b.tile_columns // b.columns)  # of these rows with each panel
+            rows = [build.minimum(self.indices.linear([(share, panel)], r), b.tile_rows - 1) for r in range(share)]
+            made += [self._left(self.indices.linear([(1, at), (1, row)], b.tile_rows), k) for row in rows]
         if self.turns_right and self.adds:
             tile = _div(at, b.tile_rows)
             column = self.indices.linear([(b.columns // b.tile_columns, tile), (1, panel)])

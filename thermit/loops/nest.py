@@ -144,6 +144,8 @@ class Tile:
     spread    how far the sums of a row are from each other; other than 1 only where lanes are steps
     adds      false: the sum replaces what is in memory
     ahead     places, affine in the index, that are brought into the cache meanwhile
+    copied    a load, affine in the index, with a guard mask[...] < 0 or none: right[c] is first written, with its c-th neighbour (and neighbouring
+              mask), 0 where the guard does not hold.  To copy beside multiply-adds costs next to nothing
     """
 
     index: Node
@@ -158,6 +160,7 @@ class Tile:
     ahead: tuple[Load, ...] = ()
     apart: int = 1
     spread: int = 1
+    copied: Node | None = None
 
 
 Stmt = For | Store | Check | Product | Tile
@@ -232,6 +235,7 @@ def program_text(program: LoopProgram) -> str:
                     extent = s.extent if isinstance(s.extent, int) else expr_text(s.extent)
                     lines.extend(f"{indent}ahead {a.memory}[{expr_text(a.offset)}]" for a in s.ahead)
                     lines.append(f"{indent}tile {len(s.left)} x {s.width}, step {s.step}, {s.index.attrs.name} < {extent}:")
+                    lines.extend([f"{indent}  {expr_text(s.right)} = {expr_text(s.copied)}"] if s.copied is not None else [])
                     lines.append(
                         f"{indent}  {s.memory}[{expr_text(s.offset)}] {'+=' if s.adds else '='} {expr_text(s.left[0])} * {expr_text(s.right)}"
                     )
@@ -266,6 +270,7 @@ def exprs_of(body: tuple[Stmt, ...]) -> list[Node]:
                 roots += [s.left, s.right, *exprs_of(s.body)]
             case Tile():
                 roots += [*s.left, s.right, s.offset, *(a.offset for a in s.ahead)] + ([s.extent] if isinstance(s.extent, Node) else [])
+                roots += [s.copied] if s.copied is not None else []
             case For():
                 roots += [s.extent] if isinstance(s.extent, Node) else []
                 for a in s.accs:

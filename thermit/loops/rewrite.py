@@ -55,7 +55,8 @@ def substitute(body: tuple[Stmt, ...], new: dict[Node, Node]) -> tuple[Stmt, ...
         extent = s.extent if isinstance(s.extent, int) else expression(s.extent)
         if isinstance(s, Tile):
             left, ahead = tuple(expression(x) for x in s.left), tuple(replace(a, offset=expression(a.offset)) for a in s.ahead)
-            return replace(s, extent=extent, left=left, right=expression(s.right), offset=expression(s.offset), ahead=ahead)
+            copied = None if s.copied is None else expression(s.copied)
+            return replace(s, extent=extent, left=left, right=expression(s.right), offset=expression(s.offset), ahead=ahead, copied=copied)
         inner = tuple(statement(t) for t in s.body)
         return replace(s, extent=extent, body=inner, accs=tuple(acc(a) for a in s.accs))
 

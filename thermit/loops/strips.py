@@ -5,8 +5,8 @@
                                      out[k] = acc[kk], for all kk
 
 The strip variable is the innermost loop of every nest, so memory is read in rows of whole cache lines, and what is reduced waits
-in a small row memory.  The sums of 8 rows are taken in registers; long float32 sums collect them in float64.  Where a strip is the whole axis, so that
-a row begins where the one before it ends, these rows are far from each other: each is a stream without end (Zen 3, one core, memory:
+in a small row memory.  The sums of 8 rows are taken in registers; long float32 sums collect them in float64.  Where a strip is the whole axis,
+a row begins where the one before it ends: these rows are taken far from each other, each a stream without end (Zen 3, one core, from memory:
 19 -> 24 GB/s).
 What depends on the column only (a mean, a standard deviation) is computed once a column and kept the same way.
 """

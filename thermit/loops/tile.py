@@ -99,7 +99,7 @@ class Weigher:
 
     # ------------------------------------------------------------------ what is computed where
     def collect(self, loop: For) -> Work:
-        extent = _extent(loop)
+        extent = _extent(loop.extent)
         work = Work(loop, extent, set(), [], [], trips=extent * (self.path[-1].trips if self.path else 1))
         self.path.append(work)
         depth = {w.loop.index: d for d, w in enumerate(self.path)}
@@ -180,8 +180,7 @@ class Weigher:
             bits = a.value.dtype.bits
             total += (1.0 if a.combine not in (p.ARGMAX, p.ARGMIN) else 4.0) * (1.0 if index is None else self.registers(bits, width))
         for t in work.tiles:  # two multiply-adds a cycle
-            steps = t.extent if isinstance(t.extent, int) else USUAL_EXTENT
-            total += steps * len(t.left) * self.registers(t.right.dtype.bits, t.width) / 2
+            total += _extent(t.extent) * len(t.left) * self.registers(t.right.dtype.bits, t.width) / 2
         return total
 
     def inside(self, work: Work, index: Node | None, width: int) -> float:
@@ -265,12 +264,25 @@ class Weigher:
 
 
 # ---------------------------------------------------------------------------------------------- rewriting
-def _extent(loop: For) -> int:
+def _extent(extent: int | Node) -> int:
     """How often a loop runs, at most or usually."""
-    if isinstance(loop.extent, int):
-        return loop.extent
-    limits = [a.attrs.value for a in loop.extent.args if a.prim is p.CONST] if loop.extent.prim is p.MIN else []
-    return int(min(limits, default=USUAL_EXTENT))
+    limit = extent if isinstance(extent, int) else _limit(extent)
+    return USUAL_EXTENT if limit is None else max(limit, 0)
+
+
+def _limit(extent: Node) -> int | None:
+    """What an extent does not exceed; None if that is not to be seen."""
+    if extent.prim is p.CONST:
+        return int(extent.attrs.value)
+    if extent.prim is p.WHERE:  # one of two versions of a loop (see peel.py)
+        limits = [_limit(a) for a in extent.args[1:]]
+        return None if None in limits else max(n for n in limits if n is not None)
+    if extent.prim is p.MIN:
+        return min((n for a in extent.args if (n := _limit(a)) is not None), default=None)
+    if extent.prim in (p.ADD, p.SUB, p.DIV) and extent.args[1].prim is p.CONST:
+        limit, by = _limit(extent.args[0]), int(extent.args[1].attrs.value)
+        return None if limit is None else limit + by if extent.prim is p.ADD else limit - by if extent.prim is p.SUB else limit // by
+    return None
 
 
 def _node_count(work: Work) -> float:

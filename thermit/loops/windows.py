@@ -28,11 +28,12 @@ from thermit.ir.types import BOOL, INT32, INT64
 from thermit.loops.blocking import Blocking, HasRegisters, blocking
 from thermit.loops.contraction import MOST_UNROLLED, Packing, is_worth
 from thermit.loops.index import ZERO, Indices, number
-from thermit.loops.nest import For, LoopProgram, Memory, Product, Span, Stmt, Store
+from thermit.loops.nest import For, LoopProgram, Memory, Product, Span, Stmt, Store, Tile
 from thermit.loops.pull import ROWS_BYTES
 from thermit.loops.rewrite import simplified
 
 MOST_TAPS = 128  # of a window: so many rows of masks
+LEAST_CHANNELS = 8  # of a block of the depth, so that tiles over one tap are worth beginning
 MASK_BYTES = 128 << 10  # of a task, on the stack beside the blocks, all together at most ROWS_BYTES
 INSIDE = "inside"
 
@@ -103,10 +104,20 @@ class Windows(Packing):
         self.width = first_division([right], s.columns)
         super().__init__(program, replace(s, right=right), target)
         self.turns_right = False
+        self.is_edge = self._is_edge()
         self.channel, self.tap = build.index("c"), tuple(build.index(f"t{n}") for n in range(len(cuts)))
         self.mask = INT32 if self.dtype.bits == 32 else INT64
         self.guard: Node | None = None
         self.is_possible = right.prim is p.LOAD and self._find()
+
+    def _fills(self) -> bool:
+        """Where a tap has channels enough in a block."""
+        b, m = self.blocks, self.s.rows.extent
+        rows = m - (self.row_blocks - 1) * b.rows - sum(b.last)
+        return self.reads_left and rows >= b.tile_rows and b.depth >= LEAST_CHANNELS * self.taps
+
+    def _adds_parts(self) -> bool:
+        return self.fills
 
     def _step(self, side: Node, span: Span) -> int | None:
         """A register of masked columns costs as much as one that is turned."""
@@ -114,7 +125,7 @@ class Windows(Packing):
 
     def _blocking(self) -> Blocking:
         """Blocks of the depth are whole windows; those of columns are whole rows of the result where that is near: fewer masks."""
-        b = blocking(self.s, self.origin.extent, self.target, self.reads_left, self.turns_right, self.taps, self._masks_beside)
+        b = blocking(self.s, self.origin.extent, self.target, self.reads_left, False, self.taps, self._masks_beside)
         unit = math.lcm(self.width, b.tile_columns)
         columns = unit * max(1, round(b.columns / unit))
         is_near = b.columns < self.s.columns.extent and 2 * b.columns <= 3 * columns <= 5 * b.columns
@@ -199,7 +210,7 @@ class Windows(Packing):
     def _panels(self) -> tuple[Stmt, ...]:
         panel = build.index("p")
         made: list[Stmt] = []
-        if self.panels != 0:
+        if self.panels != 0 and not self.fills:
             is_few = isinstance(self.panels, int) and self.panels <= MOST_UNROLLED
             made += self._over_channels((For(panel, self.panels, self._copies(panel, self.blocks.tile_columns), "unroll" if is_few else "serial"),))
         if self.rest_columns:
@@ -209,14 +220,16 @@ class Windows(Packing):
 
     def _over_channels(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         """For all taps and the channels of the block of the depth: where a tap reads is then known outside of the loop over channels."""
-        count = self.size // self.taps if isinstance(self.size, int) else build.div(self.size, number(self.taps))
-        return self._over_taps((For(self.channel, count, body),))
+        return self._over_taps((For(self.channel, self._channels(), body),))
 
     def _copies(self, panel: Node, columns: int) -> tuple[Stmt, ...]:
         """Some columns of a panel at one step of the depth; zeros behind them, up to a whole vector."""
         lane = build.index("pc")
-        depth = self.indices.linear([(self.taps, self.channel), (1, self._tap())])
+        depth = self._depth()
         made: list[Stmt] = []
+        if self.is_edge and columns == self.rest_columns:
+            value = self._seen(self.indices.linear([(self.blocks.tile_columns, panel), (1, lane)]))
+            return (For(lane, columns, (Store("panel", self._line_of_edge(depth, lane), value),)),)
         for v in range(0, columns, self.lanes):
             at = self._panel(panel, depth, self._plus(lane, v))
             if columns - v < self.lanes:
@@ -224,6 +237,23 @@ class Windows(Packing):
             value = self._seen(self.indices.linear([(self.blocks.tile_columns, panel), (1, lane)], v))
             made.append(For(lane, min(self.lanes, columns - v), (Store("panel", at, value),), "vector", self.lanes))
         return tuple(made)
+
+    def _depth(self) -> Node:
+        """Channel and taps as a step of the depth."""
+        return self.indices.linear([(self.taps, self.channel), (1, self._tap())])
+
+    def _filling(self, tile: Tile, panel: Node) -> tuple[Stmt, ...]:
+        """One for each tap, over the channels."""
+        new = {tile.index: self._depth()}
+        left, right = tuple(cut(x, dict(new), self.indices) for x in tile.left), cut(tile.right, dict(new), self.indices)
+        ahead = tuple(replace(a, offset=cut(a.offset, dict(new), self.indices)) for a in tile.ahead)
+        source = self._seen(self.indices.linear([(self.blocks.tile_columns, panel)]))
+        made = replace(tile, index=self.channel, extent=self._channels(), left=left, right=right, ahead=ahead, copied=source)
+        return self._over_taps((made,))
+
+    def _channels(self) -> int | Node:
+        """Of the block of the depth."""
+        return self.size // self.taps if isinstance(self.size, int) else build.div(self.size, number(self.taps))
 
     def _seen(self, place: Node) -> Node:
         """The element of the right side at a column of the block, for the channel and the taps."""

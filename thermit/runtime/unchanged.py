@@ -30,6 +30,7 @@ _SIZES: dict[type, int] = {list: 16, tuple: 16, dict: 16, OrderedDict: 16}
 _WITHIN = frozenset(("is", "equals", "absent", "keys", "missing", "type", "empty", "length", "same"))
 _BUILTINS = vars(builtins)
 _PACKAGE = re.compile(r"[\\/](site|dist)-packages[\\/]")
+_MRO = vars(type)["__mro__"]
 _CELL = 16  # where a cell keeps its content; torch_abi confirms it
 
 
@@ -113,6 +114,8 @@ class Unchanged:
         if kind is FunctionType and name == "__code__":
             return self._pinned(owner, self._layout.code)
         if isinstance(owner, type):
+            if name == "__mro__" and _in_class(kind, name) is _MRO:
+                return owner.__mro__ if self._class(owner) else _OPEN
             return _OPEN if _in_class(kind, name) is not _OPEN else self._of_class(owner, name)
         ordinary = name == "__dict__" or _in_class(kind, "__getattribute__") is object.__getattribute__
         if not ordinary or not self._class(kind):
