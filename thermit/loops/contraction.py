@@ -80,13 +80,18 @@ class Packing:
         self.is_edge = self._is_edge()
 
     def _blocking(self) -> Blocking:
-        return blocking(self.s, self.origin.extent, self.target, self.reads_left, self.turns_right)
+        return blocking(self.s, self.origin.extent, self.target, self.reads_left, self.turns_right, fills=self._lies_in_rows())
 
     def _fills(self) -> bool:
         """Whether the first tiles of a block copy the panels that they read."""
         b, s = self.blocks, self.s
         rows = s.rows.extent - (self.row_blocks - 1) * b.rows - sum(b.last)  # of the last block, in whole tiles
-        return self.reads_left and rows >= b.tile_rows and self._step(s.right, s.columns) == 1 and self._step(s.right, s.depth) is not None
+        return rows >= b.tile_rows and self._lies_in_rows()
+
+    def _lies_in_rows(self) -> bool:
+        """Whether neighbours of the right side are columns, and tiles may read it."""
+        right, s = self.s.right, self.s
+        return self.reads_left and self._step(right, s.columns) == 1 and self._step(right, s.depth) is not None
 
     def _is_edge(self) -> bool:
         """Whether the columns that fill no panel are so few that their lanes are steps of the depth."""

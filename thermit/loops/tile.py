@@ -235,7 +235,7 @@ class Weigher:
         """Whether two lanes may write one element, or a lane may read what another writes: then the order matters."""
         return self.step(s.offset, index) in (0, None) and s.memory not in self.row_names
 
-    def best(self, work: Work, in_top: bool = False) -> float:
+    def best(self, work: Work) -> float:
         """Marks the loops of the subtree that become vectors; the cost of one run."""
         serial = work.extent * (1.0 + self.own_cost(work, None, 1) + sum(self.best(c) for c in work.children))
         if work.loop.mode == "vector":  # it has been decided

@@ -125,7 +125,7 @@ class Windows(Packing):
 
     def _blocking(self) -> Blocking:
         """Blocks of the depth are whole windows; those of columns are whole rows of the result where that is near: fewer masks."""
-        b = blocking(self.s, self.origin.extent, self.target, self.reads_left, False, self.taps, self._masks_beside)
+        b = blocking(self.s, self.origin.extent, self.target, self.reads_left, False, self.taps, self._masks_beside, self.reads_left)
         unit = math.lcm(self.width, b.tile_columns)
         columns = unit * max(1, round(b.columns / unit))
         is_near = b.columns < self.s.columns.extent and 2 * b.columns <= 3 * columns <= 5 * b.columns
