@@ -19,6 +19,7 @@ zeros.  Source: Goto, van de Geijn, Anatomy of High-Performance Matrix Multiplic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from thermit.ir import build
@@ -42,11 +43,11 @@ def packed(program: LoopProgram, target: HasRegisters) -> LoopProgram | None:
     return Packing(program, s, target).program()
 
 
-def is_worth(program: LoopProgram, s: Product) -> bool:
-    """Whether a product may be taken apart, and is large enough."""
+def is_worth(program: LoopProgram, s: Product, least_rows: int = 2) -> bool:
+    """Whether a product may be taken apart, and is large enough (one row makes no use of a copy)."""
     m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
     types = {s.left.dtype, s.right.dtype, s.local.dtype}
-    return len(types) == 1 and s.local.dtype in (FLOAT32, FLOAT64) and m * n * k >= LEAST_WORK and m != 1 and not is_updated(program, s)
+    return len(types) == 1 and s.local.dtype in (FLOAT32, FLOAT64) and m * n * k >= LEAST_WORK and m >= least_rows and not is_updated(program, s)
 
 
 def is_updated(program: LoopProgram, s: Product) -> bool:
@@ -59,7 +60,10 @@ def is_updated(program: LoopProgram, s: Product) -> bool:
 
 
 class Packing:
-    """One product while it is taken apart."""
+    """One product while it is taken apart.  `first`, `size`: the block of the depth that is written."""
+
+    first: Node
+    size: int | Node
 
     def __init__(self, program: LoopProgram, s: Product, target: HasRegisters) -> None:
         self.origin, self.s, self.target = program, s, target
@@ -137,22 +141,24 @@ class Packing:
 
     # ------------------------------------------------------------------ the program
     def program(self) -> LoopProgram:
-        b = self.blocks
-        k = self.s.depth.extent
-        count = -(-k // b.depth)
-        self.adds = count > 1 or self._adds_parts()
-        zeros = self._zeros() if self.adds else ()
-        if count == 1:
-            body = (*zeros, *self._summed(ZERO, k))
-        else:
-            block = build.index("kb")
-            first = self.indices.linear([(b.depth, block)])
-            size: int | Node = b.depth
-            if k % b.depth:
-                size = build.minimum(self.indices.linear([(-b.depth, block)], k), b.depth)
-            body = (*zeros, For(block, count, self._summed(first, size)))
-        body = (*body, self._rest())
+        self.adds = self.s.depth.extent > self.blocks.depth or self._adds_parts()
+        body = (*(self._zeros() if self.adds else ()), *self._sums(), self._rest())
         return replace(self.origin, memories=(*self.origin.memories, *self._memories()), index=self.task, extent=self.extent, body=body)
+
+    def _sums(self) -> tuple[Stmt, ...]:
+        """What adds up the block."""
+        return self._over_depth(self._summed)
+
+    def _over_depth(self, summed: Callable[[], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+        """Statements for one block of the depth, which begins at `self.first` and has `self.size` steps, for all of them."""
+        k, depth = self.s.depth.extent, self.blocks.depth
+        if k <= depth:
+            self.first, self.size = ZERO, k
+            return summed()
+        block = build.index("kb")
+        self.first = self.indices.linear([(depth, block)])
+        self.size = build.minimum(self.indices.linear([(-depth, block)], k), depth) if k % depth else depth
+        return (For(block, -(-k // depth), summed()),)
 
     def _adds_parts(self) -> bool:
         """Whether a block of the depth is added up in several parts."""
@@ -181,9 +187,8 @@ class Packing:
         return For(i, self.row_count, (For(j, self.column_count, substitute(self.s.body, new)),))
 
     # ------------------------------------------------------------------ a block of the depth
-    def _summed(self, first: Node, size: int | Node) -> tuple[Stmt, ...]:
-        """What adds up the terms from `first` on."""
-        self.first, self.size = first, size
+    def _summed(self) -> tuple[Stmt, ...]:
+        """What adds up the terms of a block of the depth."""
         b = self.blocks
         if not self.reads_left:
             return (*self._panels(), self._chunks())
