@@ -13,8 +13,9 @@ block in a row memory; then the body runs over the block, as vectors.
 
 Every element of the right side is computed once for each block of rows, every element of the left side once for each block of columns (read
 once where it is a plain load).  Each side may be any expression.  Sums are taken in blocks of some terms, which are then added:
-no less accurate than a library's.  Invariant: nothing is read or stored beyond the rows and columns there are; the columns that fill a panel are
-zeros.  Source: Goto, van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
+no less accurate than a library's.  A right side that lies in rows is copied by the first tiles that multiply it.  One to four columns beyond
+whole panels are copied along the depth, and the lanes of their tiles are steps of it.  Invariant: nothing is read or stored beyond the rows and
+columns there are; the columns that fill a panel are zeros.  Source: Goto, van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 """
 
 from __future__ import annotations
