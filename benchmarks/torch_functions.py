@@ -127,6 +127,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def convolution_1(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.relu(F.conv2d(x, weight, bias, 1, weight.shape[-1] // 2))
+
+
+def convolution_2(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.relu(F.conv2d(x, weight, bias, 2, weight.shape[-1] // 2))
+
+
+def depthwise_1(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.relu(F.conv2d(x, weight, bias, 1, weight.shape[-1] // 2, groups=x.shape[1]))
+
+
+def depthwise_2(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.relu(F.conv2d(x, weight, bias, 2, weight.shape[-1] // 2, groups=x.shape[1]))
+
+
 def total(*tensors: Tensor) -> Tensor:
     result = tensors[0] * 2
     for t in tensors[1:]:
@@ -138,6 +154,7 @@ FUNCTIONS = {
     f.__name__: f
     for f in (
         chain, softmax, layer_norm, softmax_layer_norm, rms_residual, variance, logsumexp, sum_all, sum_rows, sum_columns, rbf, stencil,
-        sea_water, tridiagonal, masked_statistics, image, product, product_right, product_left, linear, total,
+        sea_water, tridiagonal, masked_statistics, image, product, product_right, product_left, linear, convolution_1, convolution_2,
+        depthwise_1, depthwise_2, total,
     )
 }  # fmt: skip

@@ -47,6 +47,7 @@ from thermit.runtime import entry as native
 from thermit.runtime import torch_abi
 from thermit.runtime.library import runtime
 from thermit.runtime.program import Stopped
+from thermit.runtime.vectorcall import called_natively, connect
 from thermit.stages import Compiled, Lowered, Traced
 from thermit.switches import disable, empty_cache, is_disabled, log_compiles
 from thermit.twin import eager_now, left_alone, original, twin_of
@@ -111,7 +112,8 @@ _SKIPPED = torch._C._dynamo.eval_frame._FrameAction.SKIP
 
 
 class JitFunction:
-    """A function that runs compiled.  Each has a class of its own, whose `__call__` is the native entry."""
+    """A function that runs compiled.  Calling it is calling the native entry: objects of `_Native` bring its address; where there is no
+    such class, each has one of its own."""
 
     __wrapped__: Callable[..., Any]
     _state: State
@@ -496,7 +498,7 @@ _NO_CALL = Call((), {})
 
 def _form(trace: Trace | Traced) -> Any:
     """How the native entry builds the result; None where it needs the arguments of the call for that."""
-    forms: dict[str, Any] = {"tensor": "one", "tuple": "tuple", "list": "list"}
+    forms: dict[str, Any] = {"none": "none", "tensor": "one", "tuple": "tuple", "list": "list"}
     template = trace.template
     if template.kind in forms:
         return forms[template.kind]
@@ -547,13 +549,17 @@ def _jit_module(module: torch.nn.Module, state: State) -> Any:
 
 
 def _make(fn: Callable[..., Any], state: State) -> JitFunction:
-    namespace: dict[str, Any] = {"__doc__": getattr(fn, "__doc__", None), "__module__": __name__}
-    kind = type("JitFunction", (JitFunction,), namespace)
+    kind: Any = _Native if runtime() is not None else None
+    kind = kind or type("JitFunction", (JitFunction,), {"__module__": __name__})
     self: JitFunction = object.__new__(kind)
+    self.__doc__ = getattr(fn, "__doc__", None)
     functools.update_wrapper(self, fn, updated=() if isinstance(fn, torch.nn.Module) else ("__dict__",))
     self._state = state
     self._entry = native.Entry(self._slow)
-    kind.__call__ = self._entry.callable  # type: ignore[method-assign]
+    if kind is _Native:
+        connect(self, self._entry.callable)
+    else:
+        kind.__call__ = self._entry.callable
     return self
 
 
@@ -562,5 +568,6 @@ def _restored(fn: Callable[..., Any], strict: bool, max_variants: int, on_miss: 
 
 
 runtime()  # linked with the import (7 ms), so that the first call does not pay for it
+_Native = called_natively(JitFunction)
 
 __all__ = ["JitFunction", "TensorSpec", "ThermitError", "disable", "empty_cache", "jit", "log_compiles"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,13 @@ def test_every_case_has_a_function_and_the_same_inputs_each_time() -> None:
     for case in small.values():
         for x, y in zip(arrays(case.inputs), arrays(case.inputs), strict=True):
             np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name", ["3x3 256x14x14 to 256"])
+def test_convolutions_agree_whatever_their_layout(name: str) -> None:
+    case = find(name)
+    measured = measure(case, replace(SETTINGS, peers=("eager", "eager, channels last", "thermit"), new_shapes=False))
+    assert all(m.error is None and m.inexact is not None and 0 < m.inexact < 1e-5 for m in measured.values())
 
 
 def test_every_name_belongs_to_one_case() -> None:

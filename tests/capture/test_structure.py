@@ -178,7 +178,7 @@ def test_results_are_built_again(name: str) -> None:
 
 def test_kinds_for_the_native_entry() -> None:
     kinds = {name: result_template(value, leaf, lambda _: None)[0].kind for name, value in RESULTS.items()}
-    assert {name: kind for name, kind in kinds.items() if kind} == {"tensor": "tensor", "tuple": "tuple", "list": "list"}
+    assert {name: kind for name, kind in kinds.items() if kind} == {"none": "none", "tensor": "tensor", "tuple": "tuple", "list": "list"}
     assert result_template((X, X), leaf, lambda _: None)[0].kind == ""
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.codegen.native import map_program, run
 from tests.codegen.test_spelling import spelled
 from thermit.codegen.emit import emit
+from thermit.codegen.register_tile import is_multiple
 from thermit.codegen.target import host_target, x86_target
 from thermit.ir import build as b
 from thermit.ir import prims as p
@@ -163,6 +164,23 @@ def test_only_squares_are_added_with_one_rounding(level: str) -> None:
         memories = [one("x", FLOAT32, 64), one("y", FLOAT32, 64), one("o", FLOAT32, 1, "out")]
         text = emit([whole(memories, [For(j, 64, (), "vector", 16, (acc,)), Store("o", c(0), total)])], x86_target(level))
         assert ("llvm.fma" in text) is (is_fused and x86_target(level).has_fma)
+
+
+@pytest.mark.parametrize("width", [1, 8])
+@pytest.mark.parametrize("least", [0.0, -0.0, 1.0])
+def test_squares_that_are_added_where_a_flag_is_set(width: int, least: float) -> None:
+    """Some of 45 elements; what is not counted may be anything.  Zero of the other sign, and what is not zero, are no part of it."""
+    total, flag = b.local("t", FLOAT32), b.load("m", BOOL, j)
+    value = b.where(flag, b.mul(f32("x", j), f32("x", j)), b.const(least, FLOAT32))
+    acc = Acc(total, p.ADD, b.const(0.0, FLOAT32), value, lanes=2 if width > 1 else 1)
+    loop = For(j, 45, (), "vector" if width > 1 else "serial", width, (acc,))
+    program = whole([one("x", FLOAT32, 45), one("m", BOOL, 45), one("o", FLOAT32, 1, "out")], [loop, Store("o", c(0), total)])
+    is_fused = least == 0 and not np.signbit(least)
+    assert ("llvm.fma" in emit([program], x86_target("avx2"))) is is_fused
+    for flags, want in ((np.arange(45) % 3 == 0, 15 * 9 + 30 * least), (np.zeros(45, bool), 45 * least)):
+        out = np.ones(1, np.float32)
+        assert run(program, [np.where(flags, np.float32(3), np.float32(np.nan)), flags, out]) == 0
+        assert out[0] == want and not np.signbit(out[0])
 
 
 @pytest.mark.parametrize("width", [1, 8])
@@ -676,3 +694,10 @@ def test_turned_columns_that_are_read_by_their_neighbours_are_read_first() -> No
     before = x.copy()
     assert run(program, [x]) == 0
     assert np.array_equal(x.reshape(24, 8), before.reshape(24, 8)[:, ::-1])
+
+
+def test_an_even_extent_needs_no_single_step() -> None:
+    task = b.index("task")
+    rest = b.add(b.mul(task, -192), 1024)
+    assert is_multiple(b.minimum(rest, 192), 2) and is_multiple(b.const(6, INT64), 2)
+    assert not any(is_multiple(x, 2) for x in (b.minimum(rest, 191), b.minimum(task, 192), b.div(b.minimum(rest, 192), 3)))

@@ -5,6 +5,7 @@ Importing anything of this package registers every row.
 
 from thermit.aten import (
     activation,
+    attention,
     blending,
     contraction,
     convolution,
@@ -25,6 +26,7 @@ from thermit.aten import (
 
 __all__ = [
     "activation",
+    "attention",
     "blending",
     "contraction",
     "convolution",

@@ -228,7 +228,8 @@ Build = Callable[[Sequence[torch.Tensor], Call, dict[int, Any]], Any]
 class Template:
     """Builds the result of a call from its tensors: same container types, fresh containers, same sharing among them.
 
-    `kind` is what the native entry can build without Python: "tensor" (the only tensor), "tuple" or "list" (all tensors in order), else "".
+    `kind` is what the native entry can build without Python: "none" (None), "tensor" (the only tensor), "tuple" or "list" (all tensors
+    in order), else "".
     """
 
     kind: str
@@ -420,7 +421,9 @@ def result_template(
     builder = _Builder(is_leaf, place, made)
     node = builder.node(value)
     kind = ""
-    if is_leaf(value):
+    if value is None:
+        kind = "none"
+    elif is_leaf(value):
         kind = "tensor"
     elif type(value) in (tuple, list) and place(value) is None and all(map(is_leaf, value)) and len(builder.leaves) == len(value):
         kind = type(value).__name__

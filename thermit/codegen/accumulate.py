@@ -9,6 +9,7 @@ in a vector loop passes over nan, which flags beside it remember: half of the wo
 from __future__ import annotations
 
 import functools
+import math
 
 from thermit.codegen.expressions import ExpressionWriter
 from thermit.codegen.literals import constant, register_type, scalar_type, type_suffix, vector
@@ -99,14 +100,17 @@ def advanced(w: ExpressionWriter, r: Running, at: str, mask: str | None = None) 
     if r.lanes and _counts_flags(r.acc):
         state = [_counted(w, r)]
         return state if mask is None else _where_inside(w, r, mask, state)
-    squared = _squared(w, r.acc) if not r.acc.wide else None
-    roots = [squared or r.acc.value] if r.acc.position is None or r.counts else [r.acc.value, r.acc.position]
+    root, inside = (None, None) if r.acc.wide or not w.target.has_fma else _squared(r.acc)
+    roots = [r.acc.value if root is None else root] if r.acc.position is None or r.counts else [r.acc.value, r.acc.position]
+    flag = (w.spread(inside) if r.lanes else w.value(inside)).text if inside is not None else None
     new = [(w.spread(n) if r.lanes else w.value(n)).text for n in roots]
     w.here()
     if r.acc.wide:
         state = [apply(w, p.ADD, FLOAT64, [r.values[0], _widened(w, new[0], r.lanes)], r.lanes)]
-    elif squared is not None:
-        state = [apply(w, p.FMA, squared.dtype, [new[0], new[0], r.values[0]], r.lanes)]
+    elif root is not None:
+        if flag is not None:
+            new[0] = w.op(f"select {vector('i1', r.lanes)} {flag}, {r.types[0]} {new[0]}, {r.types[0]} {constant(0, root.dtype, r.lanes)}")
+        state = [apply(w, p.FMA, root.dtype, [new[0], new[0], r.values[0]], r.lanes)]
     elif r.counts:
         place = w.op(f"trunc i64 {at} to i32")
         state = _better_later(w, r.acc, r.values, [new[0], w.splat(place, "i32", r.lanes) if r.lanes else place], r.lanes)
@@ -123,16 +127,20 @@ def _where_inside(w: ExpressionWriter, r: Running, mask: str, state: list[str]) 
     return [w.op(f"select {flags} {mask}, {t} {n}, {t} {v}") for n, v, t in zip(state, r.values, r.types, strict=True)]
 
 
-def _squared(w: ExpressionWriter, acc: Acc) -> Node | None:
-    """x where x * x is added up: then with one rounding.  The sum of squares is never less than the square, so that one overflows
-    where the other does; of other products that is not true, and a user's own arithmetic is never contracted."""
-    return acc.value.args[0] if _is_square(acc) and w.target.has_fma else None
+def _squared(acc: Acc) -> tuple[Node | None, Node | None]:
+    """x where x * x is added up, and the flag where that is 0 unless a flag is set: then with one rounding.  The sum of squares is never less
+    than the square, so that one overflows where the other does; of other products that is not true, and a user's arithmetic is never contracted."""
+    value, flag = acc.value, None
+    if acc.combine is not p.ADD or value.dtype not in (FLOAT32, FLOAT64) or not _is_zero(acc.init):
+        return None, None
+    if value.prim is p.WHERE and _is_zero(value.args[2]) and math.copysign(1, value.args[2].attrs.value) > 0:  # as 0 * 0 is
+        flag, value = value.args[:2]
+    is_square = value.prim is p.MUL and value.args[0] is value.args[1]
+    return (value.args[0], flag) if is_square else (None, None)
 
 
-def _is_square(acc: Acc) -> bool:
-    value = acc.value
-    is_square = acc.combine is p.ADD and value.prim is p.MUL and value.args[0] is value.args[1] and value.dtype in (FLOAT32, FLOAT64)
-    return is_square and acc.init.prim is p.CONST and bool(acc.init.attrs.value == 0)
+def _is_zero(node: Node) -> bool:
+    return node.prim is p.CONST and bool(node.attrs.value == 0)
 
 
 def _counts_flags(acc: Acc) -> bool:
@@ -176,7 +184,7 @@ def _extreme(w: ExpressionWriter, acc: Acc, new: str, old: str, lanes: int) -> s
 @functools.lru_cache(maxsize=64)
 def sums_by_fma(loop: For) -> tuple[Acc, ...]:
     """The sums of a vector loop that had better be multiply-adds: until they are as many as the additions, subtractions and conversions."""
-    sums = [a for a in loop.accs if a.combine is p.ADD and not a.wide and a.local.dtype in (FLOAT32, FLOAT64) and not _is_square(a)]
+    sums = [a for a in loop.accs if a.combine is p.ADD and not a.wide and a.local.dtype in (FLOAT32, FLOAT64) and _squared(a)[0] is None]
     excess, varying = sum(a.local.dtype.bits for a in sums), {loop.index}
     for node in toposort(exprs_of(loop.body) + [a.value for a in loop.accs]) if sums else ():
         if varying.isdisjoint(node.args):

@@ -22,7 +22,7 @@ from thermit.ir.build import rebuild
 from thermit.ir.node import Node, toposort
 from thermit.ir.prims import Prim
 from thermit.ir.types import FLOAT32, FLOAT64, DType
-from thermit.loops.nest import Acc, Check, For, LoopProgram, Product, Stmt, Store, Tile
+from thermit.loops.nest import Acc, Chain, Check, For, LoopProgram, Product, Stmt, Store, Tile
 
 Function = Callable[..., Node]
 
@@ -94,7 +94,7 @@ class Legalizer:
                 return replace(s, extent=extent, body=tuple(map(self.statement, s.body)), accs=tuple(map(self._acc, s.accs)))
             case Tile():
                 return s  # addresses and loads only
-            case Product():
+            case Product() | Chain():
                 raise CompileError("a product that was not tiled", advice="This is a fault of thermit's: please report it with explain().")
 
 

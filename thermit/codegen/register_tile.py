@@ -57,6 +57,14 @@ def linear(node: Node) -> tuple[int, dict[Node, int]]:
     return 0, {node: 1}
 
 
+def is_multiple(extent: Node, unit: int) -> bool:
+    """Whether an extent is certainly a multiple."""
+    if extent.prim is p.MIN:
+        return all(is_multiple(a, unit) for a in extent.args)
+    const, terms = linear(extent)
+    return const % unit == 0 and all(k % unit == 0 for k in terms.values())
+
+
 def summed(terms: dict[Node, int]) -> Node:
     parts = [build.mul(atom, k) if k != 1 else atom for atom, k in terms.items()]
     return functools.reduce(build.add, parts) if parts else build.const(0, INT64)
@@ -183,7 +191,8 @@ class Writer:
         else:
             whole = w.op(f"and i64 {stop}, {-UNROLL}")
             sums = self.guarded(left, right, sums, "0", whole, UNROLL)
-            sums = self.guarded(left, right, sums, whole, stop, 1)
+            if not is_multiple(s.extent, UNROLL):
+                sums = self.guarded(left, right, sums, whole, stop, 1)
         for a, x in zip(addresses, sums, strict=True):
             if s.adds:
                 x = w.op(f"fadd {self.of} {w.op(f'load {self.of}, ptr {a}, align {align}')}, {x}")
@@ -298,13 +307,13 @@ class DotWriter(Writer):
         for c in range(0, len(sums), several):
             group = sums[c : c + several]
             total = self.added(group + ["zeroinitializer"] * (several - len(group)))
-            where = w.op(f"getelementptr inbounds {self.kind}, ptr {base}, i64 {at + c}")
-            if len(group) == several:
+            where = w.op(f"getelementptr inbounds {self.kind}, ptr {base}, i64 {at + c * self.s.spread}")
+            if len(group) == several and self.s.spread == 1:
                 self.put(where, total, vector(self.kind, several))
                 continue
             for k in range(len(group)):
                 one = w.op(f"extractelement {vector(self.kind, several)} {total}, i32 {k}")
-                self.put(w.op(f"getelementptr inbounds {self.kind}, ptr {where}, i64 {k}"), one, self.kind)
+                self.put(w.op(f"getelementptr inbounds {self.kind}, ptr {where}, i64 {k * self.s.spread}"), one, self.kind)
 
     def put(self, where: str, value: str, of: str) -> None:
         if self.s.adds:

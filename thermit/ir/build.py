@@ -17,11 +17,6 @@ from thermit.ir.prims import Axes, Axis, Call, Order, Pad, Prim, Scatter, Slice,
 from thermit.ir.types import BOOL, FLOAT32, FLOAT64, FORMATS, INT64, DType, Shape, TensorType
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise TypeRuleError(message)
-
-
 # ---------------------------------------------------------------------------------------------- leaves
 def graph_input(index: int, type: TensorType) -> Node:
     return Node(p.INPUT, (), Slot(index), type)
@@ -154,7 +149,7 @@ def seldom(condition: Node, x: Node, usual: Node, function: str) -> Node:
     return Node(p.SELDOM, (condition, x, usual), Symbol(function), x.type)
 
 
-def _binary(prim: Prim):  # type: ignore[no-untyped-def]
+def _binary(prim: Prim) -> Callable[[Node, Node | bool | int | float], Node]:
     def build(x: Node, y: Node | bool | int | float) -> Node:
         return map2(prim, x, y if isinstance(y, Node) else like(y, x))
 
@@ -163,7 +158,7 @@ def _binary(prim: Prim):  # type: ignore[no-untyped-def]
     return build
 
 
-def _unary(prim: Prim):  # type: ignore[no-untyped-def]
+def _unary(prim: Prim) -> Callable[[Node], Node]:
     def build(x: Node) -> Node:
         return map1(prim, x)
 
@@ -263,9 +258,8 @@ def pad(x: Node, low: Sequence[int], high: Sequence[int], fill: Node | bool | in
     low, high = tuple(low), tuple(high)
     interior = (0,) * x.type.ndim if interior is None else tuple(interior)
     scalar = fill if isinstance(fill, Node) else const(fill, x.dtype)
-    _require(
-        len(low) == len(high) == len(interior) == x.type.ndim and min((0, *low, *high, *interior)) == 0, f"pad: {x.type} by {low}, {high}, {interior}"
-    )
+    if not (len(low) == len(high) == len(interior) == x.type.ndim and min((0, *low, *high, *interior)) == 0):
+        raise TypeRuleError(f"pad: {x.type} by {low}, {high}, {interior}")
     if scalar.type != TensorType((), x.dtype):
         raise TypeRuleError(f"pad: fill is {scalar.type}")
     shape = tuple(a + b + (n - 1) * c + n if n else a + b for n, a, b, c in zip(x.shape, low, high, interior, strict=True))

@@ -23,6 +23,7 @@ STREAM = 0.1  # cycles of a vector of a panel, which comes from L2
 TILE_CYCLES = 12.0  # to begin and end the loop of a tile
 TASK_CYCLES = 400.0  # to begin a task, with the first lines of its operands
 COPY = 5.0  # cycles a register of the right side, read along its columns, what it pushes out of the cache counted ...
+FILL = 2.0  # ... by the tiles that read it first ...
 TURN = 6.0  # ... or turned in registers
 READ = 3.0  # ... of the left side, read where it lies, from beyond L2
 LINE = 6.0  # ... or copied first
@@ -67,9 +68,10 @@ def blocking(
     turns_right: bool,
     window: int = 1,
     beside: Callable[[int], int] | None = None,
+    fills: bool = False,
 ) -> Blocking:
     """The cheapest blocks of those that are tried.  Their depth is a multiple of `window`; `beside`: elements that stand beside a block of so
-    many columns.  Where no such blocks fit, those without: it is for the caller to see that."""
+    many columns; `fills`: tiles copy the right side as they read it.  Where no such blocks fit, those without: it is for the caller to see that."""
     m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
     bits = s.local.dtype.bits
     lanes = target.lanes(bits)
@@ -84,16 +86,18 @@ def blocking(
     most = ROWS_BYTES * 8 // bits - (0 if reads_left else group * depth)
     work = batch * _cycles(m, n, lanes, edge, rows, vectors) * k
     cores = max(1, min(CORES, int(work / CORE_CYCLES)))
+    shares = [c for c in (1, 2, 4, CORES) if c <= cores]  # whoever shares the tasks: none should wait for the last one
     best: tuple[float, int, int] | None = None
     for columns in _sizes(n, width):
         for block_rows in _sizes(m, unit):
             if columns * (block_rows + depth) + (beside(columns) if beside else 0) > most:
                 continue
             tasks = batch * -(-m // block_rows) * -(-n // columns)
-            copies = columns * k * (TURN if turns_right else COPY) + block_rows * k * (READ if reads_left else LINE)
+            filled = fills and m - (-(-m // block_rows) - 1) * block_rows >= 2 * rows  # also in the last block
+            copies = columns * k * (TURN if turns_right else FILL if filled else COPY) + block_rows * k * (READ if reads_left else LINE)
             tile = _cycles(min(block_rows, m), min(columns, n), lanes, edge, rows, vectors) * k
             task = TASK_CYCLES + tile + (copies + 3.0 * block_rows * columns) / lanes
-            cost = (tasks + cores * -(-tasks // cores)) * task
+            cost = sum(c * -(-tasks // c) for c in shares) * task
             if best is None or cost < best[0]:
                 best = cost, block_rows, columns
     if best is None:

@@ -18,10 +18,11 @@ from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import Shape, TensorType
 from thermit.loops.canonical import canonical
+from thermit.loops.chain import lower_chain, products_in
 from thermit.loops.index import ZERO, number
 from thermit.loops.layout import Layout, Seen, choose
 from thermit.loops.nest import LoopProgram, Store
-from thermit.loops.product import lower_product, product_in
+from thermit.loops.product import lower_product
 from thermit.loops.pull import Index, Pull, both, product
 from thermit.loops.strips import StripPull
 from thermit.schedule.kernel import Kernel, Stored, match
@@ -40,9 +41,11 @@ def lower(kernel: Kernel) -> LoopProgram:
 def _lowered(kernel: Kernel) -> LoopProgram:
     if any(s.node.prim is p.SCATTER for s in kernel.stores) and all(load.node is not kernel.stores[0].node for load in kernel.loads):
         return lower_scatter(kernel)
-    contract = product_in(kernel)
-    if contract is not None:
-        return lower_product(kernel, contract)
+    products = products_in(kernel)
+    if len(products) == 2:
+        return lower_chain(kernel, *products)
+    if products:
+        return lower_product(kernel, products[0])
     layout = _layout(kernel)
     return _build(StripPull(kernel, layout) if layout.strip else Pull(kernel, layout))
 

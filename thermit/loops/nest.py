@@ -5,6 +5,7 @@
               |  Store(buffer, offset, value, guard)                        where guard (if any) holds
               |  Check(ok)                                                  the program stops (returns 1) unless ok holds
               |  Product(rows, columns, depth, left, right, local, body)    a matrix product, and what is done with each element; `tile` expands it
+              |  Chain(first, between, second)                              two products with loops over rows between them; `tile` expands it
               |  Tile(index, extent, left, right, memory, offset, step)     a part of it, its accumulators in registers
     acc     ::=  Acc(local, combine, init, value, position)                 a value carried by the loop that owns it
     expr    ::=  Node of shape (): map primitives, const, index, local, load
@@ -134,13 +135,14 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """memory[offset + r * step + c] += the sum over `index` of left[r] * right[c] for r < len(left), c < width: fused multiply-adds in the
-    order of the index, from zero on, all accumulators in registers.
+    """memory[offset + r * step + c * spread] += the sum over `index` of left[r] * right[c] for r < len(left), c < width: fused multiply-adds in
+    the order of the index, from zero on, all accumulators in registers.
 
     left[r]   a load, affine in the index: one element for each row
     right     a load, affine in the index: the first of `width` elements that are `apart` from each other
     apart     1: the lanes of a register are neighbouring columns.  Otherwise left and right grow by 1 with the index, and the lanes are steps of it
               (so that nothing need be copied into other places first): each lane adds up its own, and they are added in the end
+    spread    how far the sums of a row are from each other; other than 1 only where lanes are steps
     adds      false: the sum replaces what is in memory
     ahead     places, affine in the index, that are brought into the cache meanwhile
     copied    a load, affine in the index, with a guard mask[...] < 0 or none: right[c] is first written, with its c-th neighbour (and neighbouring
@@ -158,10 +160,24 @@ class Tile:
     adds: bool = True
     ahead: tuple[Load, ...] = ()
     apart: int = 1
+    spread: int = 1
     copied: Node | None = None
 
 
-Stmt = For | Store | Check | Product | Tile
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Two products with rows between them: for each row i, `first` for all its columns, then `between`, then `second`.
+
+    `first` stores its sums in a row memory, at the column; `between` are loops over the columns that read and write row memories there, and
+    `second` reads what they leave as its left side, at its depth.  Stands alone in its program, as a product does.  Row memories hold one row.
+    """
+
+    first: Product
+    between: tuple[For, ...]
+    second: Product
+
+
+Stmt = For | Store | Check | Product | Tile | Chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +246,8 @@ def program_text(program: LoopProgram) -> str:
                     total = f"sum({s.depth.index.attrs.name} < {s.depth.extent}) {expr_text(s.left)} * {expr_text(s.right)}"
                     lines.append(f"{indent}  {s.local.attrs.name} = {total}")
                     walk(s.body, indent + "  ")
+                case Chain():
+                    walk((s.first, *s.between, s.second), indent)
                 case Tile():
                     extent = s.extent if isinstance(s.extent, int) else expr_text(s.extent)
                     lines.extend(f"{indent}ahead {a.memory}[{expr_text(a.offset)}]" for a in s.ahead)
@@ -267,6 +285,8 @@ def exprs_of(body: tuple[Stmt, ...]) -> list[Node]:
                 roots.append(s.ok)
             case Product():
                 roots += [s.left, s.right, *exprs_of(s.body)]
+            case Chain():
+                roots += exprs_of((s.first, *s.between, s.second))
             case Tile():
                 roots += [*s.left, s.right, s.offset, *(a.offset for a in s.ahead)] + ([s.extent] if isinstance(s.extent, Node) else [])
                 roots += [s.copied] if s.copied is not None else []

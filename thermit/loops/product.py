@@ -55,14 +55,14 @@ def lower_product(kernel: Kernel, node: Node) -> LoopProgram:
     pull.active = [top, row, column]
     pull.scope_at((*at, i, j), None).memo[node, (*at, i, j), None] = local
     for k, s in enumerate(kernel.stores):
-        pull.store(k, s, _seen_from(s.node, node, (*at, i, j), pull.indices), column)
+        pull.store(k, s, seen_from(s.node, node, (*at, i, j), pull.indices), column)
     body = column.body()
     assert not (row.items or top.items or depth.items), f"{kernel.name} is not made of its product element by element"
     statement = Product(_span(row), _span(column), _span(depth), one, other, local, body)
     return LoopProgram(kernel.name, tuple(pull.memories), top.variable, math.prod(batch), (statement,))
 
 
-def _seen_from(top: Node, product: Node, index: Index, indices: Indices) -> Index:
+def seen_from(top: Node, product: Node, index: Index, indices: Indices) -> Index:
     """The index in a value made of a product, element by element, of what stands at `index` in the product."""
     order = toposort([top])
     above = {product}

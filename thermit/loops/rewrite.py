@@ -7,7 +7,7 @@ from dataclasses import replace
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
-from thermit.loops.nest import Acc, Check, Product, Stmt, Store, Tile
+from thermit.loops.nest import Acc, Chain, Check, For, Product, Stmt, Store, Tile
 
 
 def simplified(node: Node, args: tuple[Node, ...]) -> Node:
@@ -44,6 +44,9 @@ def substitute(body: tuple[Stmt, ...], new: dict[Node, Node]) -> tuple[Stmt, ...
     def acc(a: Acc) -> Acc:
         return replace(a, init=expression(a.init), value=expression(a.value), position=None if a.position is None else expression(a.position))
 
+    def product(s: Product) -> Product:
+        return replace(s, left=expression(s.left), right=expression(s.right), body=tuple(statement(t) for t in s.body))
+
     def statement(s: Stmt) -> Stmt:
         match s:
             case Store():
@@ -51,7 +54,10 @@ def substitute(body: tuple[Stmt, ...], new: dict[Node, Node]) -> tuple[Stmt, ...
             case Check():
                 return Check(expression(s.ok))
             case Product():
-                return replace(s, left=expression(s.left), right=expression(s.right), body=tuple(statement(t) for t in s.body))
+                return product(s)
+            case Chain():
+                between = tuple(t for t in map(statement, s.between) if isinstance(t, For))
+                return Chain(product(s.first), between, product(s.second))
         extent = s.extent if isinstance(s.extent, int) else expression(s.extent)
         if isinstance(s, Tile):
             left, ahead = tuple(expression(x) for x in s.left), tuple(replace(a, offset=expression(a.offset)) for a in s.ahead)

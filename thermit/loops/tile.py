@@ -20,6 +20,8 @@ from thermit.ir.types import BOOL, FLOAT32, INT64
 from thermit.loops.ahead import fetched_ahead
 from thermit.loops.blocking import HasRegisters
 from thermit.loops.blocks import blocked
+from thermit.loops.chain import plain as plain_chain
+from thermit.loops.chain_blocks import chained
 from thermit.loops.contraction import packed
 from thermit.loops.depthwise import depthwise
 from thermit.loops.dots import dotted
@@ -235,7 +237,7 @@ class Weigher:
         """Whether two lanes may write one element, or a lane may read what another writes: then the order matters."""
         return self.step(s.offset, index) in (0, None) and s.memory not in self.row_names
 
-    def best(self, work: Work, in_top: bool = False) -> float:
+    def best(self, work: Work) -> float:
         """Marks the loops of the subtree that become vectors; the cost of one run."""
         serial = work.extent * (1.0 + self.own_cost(work, None, 1) + sum(self.best(c) for c in work.children))
         if work.loop.mode == "vector":  # it has been decided
@@ -344,27 +346,32 @@ def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices
 
 def _refined(loop: For, outer: dict[Node, int], indices: Indices) -> tuple[Stmt, ...]:
     """A vector loop without its boundaries, or, where a loop sums, in blocks."""
-    if not isinstance(loop.extent, int) or loop.mode not in ("vector", "serial"):
+    if loop.mode not in ("vector", "serial"):
         return (loop,)
     if loop.accs:
-        return (_in_blocks(loop, loop.extent),)
+        return (_in_blocks(loop),)
+    if not isinstance(loop.extent, int):
+        return (loop,)
     return peel(loop, outer, indices) if loop.mode == "vector" else (loop,)
 
 
-def _in_blocks(loop: For, extent: int) -> For:
+def _in_blocks(loop: For) -> For:
     """A long float32 sum: the sums of blocks, then their sum in float64, so that no partial sum takes many terms."""
+    extent = _extent(loop.extent)
     sums = any(a.combine is p.ADD and a.local.dtype is FLOAT32 for a in loop.accs)
     size = SUM_ELEMS if loop.mode == "vector" else SUM_TERMS if extent >= 4 * SUM_TERMS else SUM_TERMS // 2
     least = 2 * size if loop.mode == "vector" else size + 1
     if not sums or extent < least or any(a.combine in (None, p.ARGMAX, p.ARGMIN) for a in loop.accs):
         return loop
     name = loop.index.attrs.name
-    block, blocks = build.index(name + "b"), -(-extent // size)
+    block = build.index(name + "b")
+    blocks = -(-extent // size) if isinstance(loop.extent, int) else build.div(build.add(loop.extent, size - 1), size)
     start = build.mul(block, size)
     new = {loop.index: build.add(start, loop.index)}
     body = substitute(loop.body, new)
     inner = tuple(replace(a, local=build.local(f"{a.local.attrs.name}b", a.local.dtype), value=replaced(a.value, new)) for a in loop.accs)
-    rest = size if extent % size == 0 else build.minimum(build.sub(number(extent), start), size)
+    whole = isinstance(loop.extent, int) and extent % size == 0
+    rest = size if whole else build.minimum(build.sub(number(extent) if isinstance(loop.extent, int) else loop.extent, start), size)
     outer = tuple(
         replace(a, value=i.local, lanes=1, wide=a.combine is p.ADD and a.local.dtype is FLOAT32) for a, i in zip(loop.accs, inner, strict=True)
     )
@@ -401,11 +408,11 @@ def _lengthen(program: LoopProgram) -> LoopProgram:
 
 def tile(program: LoopProgram, target: HasRegisters) -> LoopProgram:
     """The program with vector, unrolled and parallel loops for the target."""
-    product = depthwise(program) or convolved(program, target) or dotted(program, target) or packed(program, target)
+    product = chained(program, target) or depthwise(program) or convolved(program, target) or dotted(program, target) or packed(program, target)
     made = blocked(program, target.vector_bits) if product is None else None
     if made is not None:
         return made
-    program = product or narrowed(plain(program))
+    program = product or narrowed(plain(plain_chain(program)))
     weigher = Weigher(program, target.vector_bits)
     weigher.best(weigher.top)
     top = _modes(weigher.top, False, {}, weigher.indices)

@@ -9,6 +9,8 @@ another way to copy the right side.
     for kh < 3: for kw < 3: for c < 64: for p: vector
         panel[p, 9 c + 3 kh + kw] = x[column + 56 kh + kw - 57 + 3136 c]  where inside[kh, kw, column]
 
+With channels enough in a block, tiles over the channels of one tap copy their panel while they multiply it, and there is no loop that copies.
+
 Two observations make it cheap.  The depth is cut where its quotients and remainders change, so that none is left.  Where the image is as wide
 as the result, neighbouring columns read neighbouring elements, also from one row of the image to the next; what is not so at the borders is a
 question that no channel changes, so its answers are kept as masks.  Invariant: nothing is read where the question is answered no.
@@ -125,7 +127,7 @@ class Windows(Packing):
 
     def _blocking(self) -> Blocking:
         """Blocks of the depth are whole windows; those of columns are whole rows of the result where that is near: fewer masks."""
-        b = blocking(self.s, self.origin.extent, self.target, self.reads_left, False, self.taps, self._masks_beside)
+        b = blocking(self.s, self.origin.extent, self.target, self.reads_left, False, self.taps, self._masks_beside, self.reads_left)
         unit = math.lcm(self.width, b.tile_columns)
         columns = unit * max(1, round(b.columns / unit))
         is_near = b.columns < self.s.columns.extent and 2 * b.columns <= 3 * columns <= 5 * b.columns

@@ -13,6 +13,8 @@ Invariant: bit for bit, nan for nan.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from thermit.ir import build as b
 from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort
@@ -22,10 +24,11 @@ State = tuple[Node, tuple[Node, ...]]  # core, zeros
 
 def zeros_behind(graph: Graph) -> Graph:
     """The graph with zeros added behind sums of products."""
-    if not any(_is_zero(node) for node in toposort(graph.roots)):
+    order = toposort(graph.roots)
+    if not any(map(_is_zero, order)):
         return graph
-    walk = _Walk()
-    moved = graph.map_roots(walk)
+    walk = _Walk(order)
+    moved = graph.map_roots(walk.final.__getitem__)
     return moved if walk.sums else graph
 
 
@@ -41,19 +44,15 @@ def _in_order(zero: Node) -> Node:
 
 
 class _Walk:
-    """What nodes become; shared between roots."""
+    """What nodes become."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Sequence[Node]) -> None:
         self.final: dict[Node, Node] = {}
         self.sums: dict[Node, State] = {}  # final[node] is the core, which is never -0.0, plus the zeros
         self.products: dict[Node, State] = {}  # so are the factors of a core that may be -0.0
         self.solid: set[Node] = set()  # never -0.0
-
-    def __call__(self, root: Node) -> Node:
-        for node in toposort([root]):
-            if node not in self.final:
-                self._visit(node)
-        return self.final[root]
+        for node in order:
+            self._visit(node)
 
     def _visit(self, node: Node) -> None:
         if node.prim is p.ADD and node.dtype.is_float:

@@ -5,6 +5,7 @@
 A `Variant` is one compiled program with everything that must hold for it.  The variants of an entry are tried in order, the newest first.
 Installing swaps one pointer to an immutable table, so other threads may call meanwhile; what a running call may read is never freed
 before the entry.  Where PyTorch's binary interface is not as expected, `callable` is the slow path itself.
+Objects of a class that `called_natively` makes are called without the way through their class that Python takes to `__call__`.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ class Variant:
     ambient: tuple[int, ...]
 
 
-class _Self:
+class _Bound:
     """What the builtin function is bound to: the entry's words, and the entry, so that it lives as long as the function."""
 
     __slots__ = ("a_words", "b_entry")
 
-    def __init__(self, a_words: bytes, b_entry: Entry) -> None:
+    def __init__(self, a_words: bytes, b_entry: Entry | None) -> None:
         self.a_words, self.b_entry = a_words, b_entry
 
 
@@ -68,6 +69,21 @@ class _MethodDef(ctypes.Structure):
 
 
 _methods: list[_MethodDef] = []
+
+
+def _gone(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("this jitted function is being destroyed")
+
+
+def _words(slow_path: Callable[..., Any]) -> tuple[bytes, ctypes.Array[ctypes.c_int64]]:
+    """The words of an entry, and the object that they lie in."""
+    memory = bytes(bytearray(8 * ENTRY_WORDS))  # unshared; written natively
+    words = (ctypes.c_int64 * ENTRY_WORDS).from_address(id(memory) + bytes.__basicsize__ - 1)
+    words[1] = id(slow_path)
+    return memory, words
+
+
+_NOBODY = _Bound(_words(_gone)[0], None)  # who calls an entry that the collector has taken apart finds this
 
 
 class Entry:
@@ -82,17 +98,21 @@ class Entry:
         self.callable: Callable[..., Any] = slow_path if self._runtime is None else self._make(self._runtime)
 
     def _make(self, native: Runtime) -> Callable[..., Any]:
-        words = bytes(bytearray(8 * ENTRY_WORDS))  # unshared; written natively
-        self._words = (ctypes.c_int64 * ENTRY_WORDS).from_address(id(words) + bytes.__basicsize__ - 1)
-        self._words[1] = id(self._slow_path)
-        bound = _Self(words, self)
-        assert torch_abi.word(id(bound) + 16) == id(words)
+        memory, self._words = _words(self._slow_path)
+        bound = _Bound(memory, self)
+        assert torch_abi.word(id(bound) + 16) == id(memory)
         if not _methods:
+            native.set("GONE", id(_NOBODY))
             _methods.append(_MethodDef(b"call", native.address["call"], _METH_FASTCALL_KEYWORDS, None))
         new = ctypes.pythonapi.PyCFunction_NewEx
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
         function: Callable[..., Any] = new(ctypes.addressof(_methods[0]), bound, None)
         return function
+
+    def __del__(self) -> None:
+        """Before the collector takes its parts: what the words point to is gone then."""
+        if self._runtime is not None:
+            self._words[0], self._words[1] = 0, id(_gone)
 
     def install(self, variant: Variant) -> bool:
         """Makes the variant the first that calls try.  False where nothing can run natively."""

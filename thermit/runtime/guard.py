@@ -12,11 +12,13 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, TensorSpec, holds
+from thermit.runtime.layout import layout
 from thermit.runtime.native.guards import GOLDEN, OPERATIONS
 from thermit.runtime.tables import Tables
 from thermit.runtime.torch_abi import SCALAR_TYPES, Abi
@@ -135,6 +137,8 @@ class GuardTable(Tables):
             case "is" if self._is_named(guard):
                 assert isinstance(guard.source, Global)
                 self._emit("NAMED", 0, self.object(guard.source.names), self.object(guard.source.name), self.object(expected))
+            case "is" if (place := self._code_place(guard.source)) is not None:
+                self._emit("WORD", 0, place, self.object(expected))
             case "is":
                 self._emit("IS", self._place(guard.source), self.object(expected))
             case "type":
@@ -160,6 +164,14 @@ class GuardTable(Tables):
             case _:
                 return False
         return True
+
+    def _code_place(self, source: Source) -> int | None:
+        """Where a function that is held keeps its code: asking it for `__code__` takes longer than all other guards of a small function."""
+        found = layout()
+        if found is not None and isinstance(source, Attr) and source.name == "__code__" and isinstance(source.base, Held):
+            function = source.base.value
+            return self.object(function) + found.code if type(function) is FunctionType else None
+        return None
 
     def _apart(self, sources: Sequence[Source]) -> None:
         """Different objects; what `direct` says is not said again.  Those that the words vouch for are looked up in a table made now."""

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from thermit.codegen.target import host_target
 from thermit.locks import lock
 from thermit.records import dataclass
+from thermit.runtime import small
+from thermit.runtime.layout import layout
 from thermit.runtime.machine import link_forever, warm_up
 from thermit.runtime.native.language import Source
 from thermit.runtime.native.objects import object_code
@@ -26,12 +28,16 @@ _made: list[Runtime | None] = []
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """`address` of each native function; `switch[0]` is not 0 while thermit is disabled."""
+    """`address` of each native function; `switch[0]` is not 0 while thermit is disabled (`switch[1]`: guards.py, `ambient_holds`)."""
 
     abi: Abi
     pool: Pool
     address: dict[str, int]
     switch: ctypes.Array[ctypes.c_int64]
+
+    def set(self, word: str, value: int) -> None:
+        """Gives a word of its own a value, before anything runs that reads it."""
+        ctypes.c_int64.from_address(self.address["words"] + 8 * SOURCE.table.index(word)).value = value
 
 
 def runtime() -> Runtime | None:
@@ -56,18 +62,22 @@ def _linked(facts: Abi) -> Runtime | None:
 
 def make(facts: Abi, pool: Pool) -> Runtime:
     """A native part with a pool of its own (a process needs one)."""
-    switch = (ctypes.c_int64 * 1)()
-    own = {"PID": os.getpid(), "SWITCH": ctypes.addressof(switch), "POOL": pool.address}
+    switch, found = (ctypes.c_int64 * 2)(), layout()
+    own = {"PID": os.getpid(), "SWITCH": ctypes.addressof(switch), "POOL": pool.address, "SMALL": 0}
+    own |= {"DICT_VERSION": 0 if found is None else found.dict_version, "BOUND": 0, "GONE": 0}  # the latter are set by runtime/entry.py
     address = load(SOURCE, {**facts.words, **facts.functions, **own})
-    pool.use(address["pool_clear"])
-    return Runtime(facts, pool, address, switch)
+    pool.use(address)
+    made = Runtime(facts, pool, address, switch)
+    if small.fits(facts, pool, address["small_tensor"]):
+        made.set("SMALL", 1)
+    return made
 
 
 def load(source: Source, values: Mapping[str, int]) -> dict[str, int]:
-    """The addresses of a source's functions, linked with these values of its words.  They stay until the process ends, also while the
-    interpreter shuts down."""
+    """The addresses of a source's functions, and of its `words`, linked with these values.  They stay until the process ends, also while
+    the interpreter shuts down."""
     functions = re.findall(r"^def (\w+)", source.text, re.MULTILINE)
     linked = link_forever(object_code(source), ("words", *functions))
     table = (ctypes.c_uint64 * len(source.table)).from_address(linked["words"])
     table[:] = [values[name] & 0xFFFF_FFFF_FFFF_FFFF for name in source.table]
-    return {name: linked[name] for name in functions}
+    return linked

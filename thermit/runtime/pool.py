@@ -1,17 +1,18 @@
 """Memory that is kept: blocks for temporaries and for large results, handed out natively (runtime/native/pool.py).
 
 A fresh 64 MB costs more in page faults than a pass over it; a block that comes back is warm.  Blocks have one of four sizes per power of
-two; what is returned waits in the list of its size.  A large result is an ordinary tensor whose storage lies in a block: when the storage dies,
-from whatever thread, its deleter puts the block back.
+two; what is returned waits in the list of its size (small blocks, for small results, in lists of their own).  A large result is an ordinary
+tensor whose storage lies in a block: when the storage dies, from whatever thread, its deleter puts the block back.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 
 from thermit.records import dataclass
-from thermit.runtime.native.pool import LISTS, STATE
+from thermit.runtime.native.pool import SMALL_LISTS, STATE, STATE_WORDS
 
 IDLE_BYTES = 512 << 20
 
@@ -32,15 +33,21 @@ class Pool:
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self._state = (ctypes.c_int64 * (STATE["HEADS"] // 8 + LISTS))()
+        self._state = (ctypes.c_int64 * STATE_WORDS)()
         self._state[STATE["LIMIT"] // 8] = min(IDLE_BYTES, memory // 8) if limit_bytes is None else limit_bytes
         self.address = ctypes.addressof(self._state)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._state))  # deleters run until the process ends
         os.register_at_fork(after_in_child=self._unlock)
 
-    def use(self, clear: int) -> None:
-        """Takes the address of the native `pool_clear`."""
-        self._clear = ctypes.CFUNCTYPE(ctypes.c_int64)(clear)
+    def use(self, address: Mapping[str, int]) -> None:
+        """Takes the addresses of the native functions.  Of a c10::Allocator the third virtual function allocates, after two destructors."""
+        self._clear = ctypes.CFUNCTYPE(ctypes.c_int64)(address["pool_clear"])
+        for k in range(8):
+            self._state[STATE["FUNCTIONS"] // 8 + k] = address["small_allocate" if k == 2 else "small_other"]
+
+    def small_blocks(self) -> int:
+        """How many small blocks wait."""
+        return sum(self._state[STATE["SMALL_COUNTS"] // 8 + k] for k in range(SMALL_LISTS))
 
     def _unlock(self) -> None:
         """In a child process no other thread holds the lock."""

@@ -43,11 +43,15 @@ _MANGLED = {
     "global_context": "_ZN2at13globalContextEv",
     "deterministic": "_ZNK2at7Context23deterministicAlgorithmsEv",
     "cpu_allocator": "_ZN3c1015GetCPUAllocatorEv",
-    "wrap": "_Z16THPVariable_WrapRKN2at10TensorBaseE",
+    "wrap": "_Z16THPVariable_WrapON2at10TensorBaseE",  # takes the tensor out of its argument
     "empty_strided": "aoti_torch_empty_strided",
     "get_data_ptr": "aoti_torch_get_data_ptr",
     "delete_tensor": "aoti_torch_delete_tensor_object",
     "gomp_parallel": "GOMP_parallel",
+}
+# What makes a call faster where it is there; 0 where it is not.
+_OPTIONAL = {
+    "empty_in": "_ZN2at6detail21empty_strided_genericEN3c108ArrayRefIlEES3_PNS1_9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeE",
 }
 _PYTHON = {
     "incref": "Py_IncRef",
@@ -74,6 +78,8 @@ _SYSTEM = {
     "getpid": "getpid",
     "sched_yield": "sched_yield",
     "memmove": "memmove",
+    "aligned_alloc": "posix_memalign",
+    "free": "free",
 }
 _IMPL_BYTES = 192  # a TensorImpl is larger than this in every version so far
 _STORAGE_BYTES = 96
@@ -184,7 +190,7 @@ def _geometry() -> dict[str, int]:
     return {"AXES": axes, "OFFSET": offset, "KIND": kinds[0], "DATA": min(set.intersection(*data))}
 
 
-def _storage_layout(allocator: int) -> dict[str, int]:
+def _storage_layout(allocator: int, data: int) -> dict[str, int]:
     """Where a storage says that it can be resized, and by which allocator: compared with storages over foreign memory."""
     own = [torch.zeros(n).untyped_storage() for n in (3, 5, 7)]
     foreign = [torch.frombuffer(bytearray(4 * n), dtype=torch.float32).untyped_storage() for n in (3, 5, 7)]
@@ -199,7 +205,8 @@ def _storage_layout(allocator: int) -> dict[str, int]:
     ]  # fmt: skip
     flags = [i for i in flags if _flips(foreign[0], i)]
     _require(len(flags) == 1, f"resizable: {len(flags)} places")
-    return {"RESIZABLE": flags[0], "ALLOCATOR": at}
+    device = word(own[0]._cdata + data + 24) & 0xFFFF  # behind data, deleter and context; confirmed by runtime/small.py
+    return {"RESIZABLE": flags[0], "ALLOCATOR": at, "DEVICE": device}
 
 
 def _flips(storage: torch.UntypedStorage, at: int) -> bool:
@@ -294,9 +301,10 @@ def _check_tensors(functions: dict[str, int]) -> None:
     make = ctypes.PYFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 7)(functions["empty_strided"])
     status = make(2, ctypes.addressof(sizes), ctypes.addressof(strides), SCALAR_TYPES[torch.float64], 0, 0, ctypes.addressof(handle))
     _require(status == 0, "empty_strided")
-    wrapped = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_int64)(functions["wrap"])(handle.value)
     read = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64)(functions["get_data_ptr"])
-    _require(read(handle.value, ctypes.addressof(data)) == 0 and data.value == wrapped.data_ptr(), "data_ptr")
+    status = read(handle.value, ctypes.addressof(data))
+    wrapped = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_int64)(functions["wrap"])(handle.value)
+    _require(status == 0 and data.value == wrapped.data_ptr(), "data_ptr")
     ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(functions["delete_tensor"])(handle.value)
     _require(type(wrapped) is torch.Tensor and wrapped.dtype is torch.float64 and wrapped.stride() == (1, 2) and wrapped.shape == (2, 3), "wrap")
     _require(sys.getrefcount(wrapped) == 2 and wrapped._use_count() == 1, "reference counts of a wrapped tensor")
@@ -372,6 +380,7 @@ def _probe() -> Abi:
     folder = Path(torch.__file__).parent / "lib"
     python, c10 = ctypes.CDLL(str(folder / "libtorch_python.so")), ctypes.CDLL(str(folder / "libc10.so"))
     functions = {**_symbols(python, _MANGLED), **_symbols(ctypes.pythonapi, _PYTHON), **_symbols(ctypes.CDLL(None), _SYSTEM)}
+    functions |= {name: _symbol(python, symbol) if hasattr(python, symbol) else 0 for name, symbol in _OPTIONAL.items()}
     _check_functions(functions)
     _check_tensors(functions)
     allocator = ctypes.CFUNCTYPE(ctypes.c_uint64)(functions["cpu_allocator"])()
@@ -382,7 +391,8 @@ def _probe() -> Abi:
         inference = _keys(torch.zeros(2))
     with torch.inference_mode(False):
         plain = _keys(torch.zeros(2))
-    words = {**_tensor_layout(), **_geometry(), **_storage_layout(allocator), **_objects(), **_forward_ad()}
+    geometry = _geometry()
+    words = {**_tensor_layout(), **geometry, **_storage_layout(allocator, geometry["DATA"]), **_objects(), **_forward_ad()}
     words |= {"CPU_ALLOCATOR": allocator, "TLS_INDEX": index, "DLPACK_VERSION": version, "PLAIN_KEYS": plain, "INFERENCE_KEYS": inference}
     return Abi(words, functions, plain, inference, defaults[0], defaults[1])
 

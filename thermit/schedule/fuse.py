@@ -22,8 +22,10 @@ from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort, users
 from thermit.ir.types import Shape, contiguous_strides
 from thermit.schedule.again import computed_again
+from thermit.schedule.chain import chained
 from thermit.schedule.cost import COST_SHARED, LIMIT_LOADS, LIMIT_NODES, SMALL_ELEMS, SPLIT_ELEMS, cost_of
 from thermit.schedule.group import Group, Root
+from thermit.schedule.join import join
 from thermit.schedule.kernel import Refusal, Schedule
 from thermit.schedule.order import arrange
 from thermit.schedule.products import find
@@ -42,9 +44,11 @@ class Fusion:
         self.refused: dict[Node, str] = {}
         self.stored: dict[Node, None] = {}  # hard: a leaf for every kernel but its own
         self.apart: set[Node] = set()  # wanted values that are not absorbed and absorb nothing
-        self.roots: list[Root] = []
+        self.roots: dict[Root, int] = {}  # numbered in the order in which they were wanted
+        self.roots_of: dict[Node, list[Root]] = {}
         self.outputs_of_calls: dict[Node, int] = {}
         self.grown: dict[Root, tuple[list[set[Node]], Group]] = {}  # kernels of the last round, with what they depended on
+        self.place = {node: k for k, node in enumerate(self.order)}
         self.bit = {node: 1 << k for k, node in enumerate(self.order)}
         self.below: dict[Node, int] = {}  # everything that a value is made of, as bits
         for node in self.order:
@@ -69,10 +73,10 @@ class Fusion:
             if handed and inner is not None and _same(self.strides[inner], output.strides, inner.shape):
                 self.outputs_of_calls[inner] = j
             else:
-                self.roots.append(Root(output.value, output.strides, "output", j))
+                self.add(Root(output.value, output.strides, "output", j))
         for update in self.graph.updates:
             if update.value is not copied(self.graph.inputs[update.input]):
-                self.roots.append(Root(update.value, self.graph.strides[update.input], "update", update.input))
+                self.add(Root(update.value, self.graph.strides[update.input], "update", update.input))
         for node in self.order:
             if node.prim is p.SCATTER:
                 self.store(node, "a scatter writes here and there")
@@ -85,8 +89,13 @@ class Fusion:
             known = self.strides.get(node)
             if known is not None and _same(known, strides, node.shape):
                 continue
-            if all(r.node is not node or r.strides != strides for r in self.roots):
-                self.roots.append(Root(node, strides))
+            if all(r.strides != strides for r in self.roots_of.get(node, ())):
+                self.add(Root(node, strides))
+
+    def add(self, root: Root) -> None:
+        """From now on `root` goes to memory."""
+        self.roots[root] = len(self.roots)
+        self.roots_of.setdefault(root.node, []).append(root)
 
     def store(self, node: Node, reason: str) -> None:
         """From now on `node` is a buffer."""
@@ -95,8 +104,11 @@ class Fusion:
         if node not in self.readers:  # nothing reads it any more
             return
         self.stored[node] = None
-        if all(r.node is not node for r in self.roots):
-            self.roots.append(Root(node, contiguous_strides(node.shape)))
+        self.want_buffer(node, reason)
+
+    def want_buffer(self, node: Node, reason: str) -> None:
+        if node not in self.roots_of:
+            self.add(Root(node, contiguous_strides(node.shape)))
             self.refused[node] = reason
 
     # ------------------------------------------------------------------ growing
@@ -116,20 +128,25 @@ class Fusion:
         return len(self.stored) + len(self.apart) + len(self.roots)
 
     def grow_once(self) -> list[Group]:
-        place = {node: k for k, node in enumerate(self.order)}
-        pending = sorted(self.roots, key=lambda r: (-r.node.type.numel, -place.get(r.node, -1)))  # a value is absorbed by no smaller one
-        wanted = {r.node for r in self.roots}
+        pending = sorted(self.roots, key=lambda r: (-r.node.type.numel, -self.place.get(r.node, -1)))  # a value is absorbed by no smaller one
+        wanted = set(self.roots_of)
         groups: list[Group] = []
         done: set[Root] = set()
+        taken: set[Node] = set()
+        size, open_to = -1, wanted
         for root in pending:
             if root in done:
                 continue
-            group = self.group_again(root, wanted, {r.node for r in done})
+            if self.size() != size:
+                size, open_to = self.size(), wanted - taken - self.apart - self.stored.keys()
+            group = self.group_again(root, wanted, taken, open_to)
             done.update(group.roots)
+            taken.update(r.node for r in group.roots)
+            open_to.difference_update(r.node for r in group.roots)
             groups.append(group)
-        return self.join(groups)
+        return join(groups, self.below, self.bit, self.apart)
 
-    def group_again(self, root: Root, wanted: set[Node], taken: set[Node]) -> Group:
+    def group_again(self, root: Root, wanted: set[Node], taken: set[Node], open_to: set[Node]) -> Group:
         """The kernel of the last round, if nothing that it reaches has changed."""
         kept = self.grown.get(root)
         if kept is not None:
@@ -137,21 +154,21 @@ class Fusion:
             if kept[0] == self.facts(seen, wanted, taken):
                 return kept[1]
         before = self.size()
-        group = self.group(root, wanted, taken)
+        group = self.group(root, wanted, taken, open_to)
         if self.size() == before:  # else what it was grown by has changed already
             self.grown[root] = (self.facts(set(group.trace.visits), wanted, taken), group)
         return group
 
     def facts(self, seen: set[Node], wanted: set[Node], taken: set[Node]) -> list[set[Node]]:
         """All that decides where the trace of a kernel ends and what it absorbs."""
-        return [seen & wanted, seen & taken, seen & self.apart, seen & self.stored.keys(), {r.node for r in self.roots if r.node in seen}]
+        return [seen & wanted, seen & taken, seen & self.apart, seen & self.stored.keys(), seen & self.roots_of.keys()]
 
-    def group(self, root: Root, wanted: set[Node], taken: set[Node]) -> Group:
-        """The kernel that computes `root`, with what it absorbs."""
+    def group(self, root: Root, wanted: set[Node], taken: set[Node], open_to: set[Node]) -> Group:
+        """The kernel that computes `root`, with what it absorbs: of the wanted values those that are open to it."""
         if root.node.prim is p.SCATTER and root.node in taken:  # stands in memory once: this is a copy
             return Group([root], Trace([], [], leaves={root.node: None}), reads={root.node})
-        alone = root.node in self.apart
-        open_to = set() if alone else {n for n in wanted if n not in taken and n not in self.apart and n not in self.stored}
+        if root.node in self.apart:
+            open_to = set()
         absorbed: set[Node] = set()
         product = self.products.home.get(root.node)
         operands = self.products.operands[product] if product is not None else ()
@@ -177,9 +194,10 @@ class Fusion:
                 found = self.trace_root(root.node, leaf)
                 absorbed = {n for n in absorbed if n in found.visits and self.joins(n, found, root)}
         group = Group([root], found)
-        group.roots += [r for r in self.roots if r is not root and r.node in absorbed and r.node not in taken]
+        more = [r for node in absorbed if node not in taken for r in self.roots_of[node] if r is not root]
+        group.roots += sorted(more, key=lambda r: self.roots[r])
         if root.node.prim is not p.SCATTER:
-            group.roots += [r for r in self.roots if r is not root and r.node is root.node]
+            group.roots += [r for r in self.roots_of[root.node] if r is not root]
         group.reads = set(found.leaves)
         self.check_alignment(group)
         self.set_rows(group)
@@ -283,92 +301,6 @@ class Fusion:
                 self.apart.add(r.node)
                 group.roots.remove(r)
 
-    # ------------------------------------------------------------------ joining side by side
-    def join(self, groups: list[Group]) -> list[Group]:
-        """Kernels over the same domain that read the same things become one."""
-        by_shape: dict[Shape, list[Group]] = {}
-        for group in groups:
-            hosts = by_shape.setdefault(group.roots[0].node.shape, [])
-            at = next((k for k, other in enumerate(hosts) if self.can_join(group, other)), None)
-            if at is None or group.roots[0].node in self.apart:
-                hosts.append(group)
-            else:
-                hosts[at] = self.joined(hosts[at], group)
-        return self.join_rows([group for hosts in by_shape.values() for group in hosts])
-
-    def join_rows(self, groups: list[Group]) -> list[Group]:
-        """A kernel that stores what another one computes once a row (a mean beside a norm) becomes part of it."""
-        reducing: dict[Node, list[Group]] = {}
-        for group in groups:
-            for node in group.trace.visits:
-                if node.prim.kind == "reduce":
-                    reducing.setdefault(node, []).append(group)
-        gone: dict[Group, Group] = {}
-        for group in groups:
-            mine = [n for n in group.trace.visits if n.prim.kind == "reduce"]
-            for host in dict.fromkeys(h for n in mine[:1] for h in reducing[n]):
-                labels = self.row_labels(group, gone.get(host, host), mine) if host is not group and host not in gone and group not in gone else None
-                if labels is not None:
-                    merged = self.joined(host, group, labels)
-                    host.roots, host.trace, host.reads = merged.roots, merged.trace, merged.reads
-                    gone[group] = host
-        return [group for group in groups if group not in gone]
-
-    def row_labels(self, group: Group, host: Group, mine: list[Node]) -> Labels | None:
-        """Where the group's root stands in the rows of the host; None if it does not."""
-        root, domain = group.roots[0].node, host.roots[0].node
-        axes = [a for a in range(len(domain.shape)) if any(mask >> a & 1 for mask in host.rows)]
-        sizes = tuple(domain.shape[a] for a in axes)
-        if not axes or root.type.numel != math.prod(sizes) or root.type.numel == domain.type.numel or p.SCATTER in (root.prim, domain.prim):
-            return None
-        if any(r.node.shape != root.shape for r in group.roots) or any(n not in host.trace.visits for n in mine):
-            return None
-        if any(r.node in self.apart for g in (group, host) for r in g.roots) or self.would_wait(group, host):
-            return None
-        return reshaped(tuple(1 << a for a in axes), sizes, root.shape)
-
-    def would_wait(self, group: Group, host: Group) -> bool:
-        """Whether one kernel for both would read what is made of its own values."""
-        outside = [leaf for leaf in group.reads if leaf not in host.trace.visits]
-        return any(self.below[leaf] & self.bit[r.node] for leaf in outside for r in host.roots) or any(
-            self.below[leaf] & self.bit[r.node] for leaf in host.reads for r in group.roots
-        )
-
-    def waits(self, group: Group, other: Group) -> bool:
-        """Whether a value of one is made of a value of the other, or is not to be joined at all."""
-        if any(r.node in self.apart for g in (group, other) for r in g.roots) or len(group.roots) + len(other.roots) > 8:
-            return True
-        if any(r.node in other.reads for r in group.roots) or any(r.node in group.reads for r in other.roots):
-            return True
-        pairs = [(r.node, t.node) for x, y in ((group, other), (other, group)) for r in x.roots for t in y.roots if r.node is not t.node]
-        return any(self.below[a] & self.bit[c] for a, c in pairs)
-
-    def joined(self, host: Group, group: Group, labels: Labels | None = None) -> Group:
-        """One kernel, over the domain of the host."""
-        both = host.trace.copy()
-        first = group.roots[0].node
-        if labels is None:
-            labels = tuple(1 << a if n != 1 else 0 for a, n in enumerate(first.shape))
-        for made in dict.fromkeys(r.node for r in group.roots):  # those of another shape are absorbed: the first root reaches them
-            if made.shape == first.shape:
-                trace(made, lambda node, at, t: node in group.trace.leaves and node not in host.trace.visits, both, labels)
-        return Group(host.roots + group.roots, both, host.rows, set(both.leaves))
-
-    def can_join(self, group: Group, other: Group) -> bool:
-        a, b = group.roots[0].node, other.roots[0].node
-        if a.shape != b.shape or p.SCATTER in (a.prim, b.prim):
-            return False
-        if any(m.prim.kind == "scan" for g in (group, other) for m in g.trace.visits):
-            return False
-        if [n for n in group.trace.visits if n.prim is p.CONTRACT] != [n for n in other.trace.visits if n.prim is p.CONTRACT]:
-            return False
-        if group.rows != other.rows or self.waits(group, other):
-            return False
-        small = a.type.numel <= SMALL_ELEMS and all(n.type.numel <= SMALL_ELEMS for n in group.reads | other.reads)
-        if not small and not ((group.reads | set(group.trace.visits)) & (other.reads | set(other.trace.visits))):
-            return False  # nothing in common: two kernels stream better, unless their start is what they cost
-        return len(group.trace.visits) + len(other.trace.visits) <= LIMIT_NODES and len(group.reads | other.reads) <= LIMIT_LOADS
-
     # ------------------------------------------------------------------ rules over all kernels
     def cut_large(self) -> None:
         """Stores values so that no kernel has more nodes or loads than the limits."""
@@ -435,9 +367,8 @@ class Fusion:
         """A buffer that one of the kernels which need the value writes, if it can."""
         if node.prim is p.CHECK:
             self.store(node, reason)
-        elif all(r.node is not node for r in self.roots):
-            self.roots.append(Root(node, contiguous_strides(node.shape)))
-            self.refused[node] = reason
+        else:
+            self.want_buffer(node, reason)
 
 
 def _same(a: Sequence[int], b: Sequence[int], shape: Shape) -> bool:
@@ -457,4 +388,4 @@ def fuse(graph: Graph) -> Schedule:
         if steps is not None:
             break
         fusion.apart |= cycle
-    return Schedule(steps, tuple(Refusal(node, reason) for node, reason in fusion.refused.items()))
+    return Schedule(chained(steps), tuple(Refusal(node, reason) for node, reason in fusion.refused.items()))

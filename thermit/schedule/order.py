@@ -110,13 +110,9 @@ class Arrangement:
                 for r in [r for r in g.roots if r.target == "update"]:
                     x = inputs[r.index]
                     bad = g in before or can_stop(g) or (x in g.reads and not _is_pointwise(g, x))
-                    if bad or any(self.reads_too_late(g, other, x) for other in writers if other is not g):
+                    if bad or any(x in other.reads for other in writers if other is not g):  # two such kernels have no order in general
                         self.defer(g, r)
                         changed = True
-
-    def reads_too_late(self, group: Group, other: Group, x: Node) -> bool:
-        """Whether `other` reads the input that `group` writes; two such kernels have no order in general."""
-        return x in other.reads
 
     def needs(self, unit: Unit) -> list[Unit]:
         loads = self.arguments(unit) if isinstance(unit, Node) else [self.load(node) for node in unit.reads]

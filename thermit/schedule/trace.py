@@ -149,7 +149,7 @@ def trace(root: Node, leaf: Callable[[Node, Labels, Trace], bool], start: Trace 
         if node is not root and leaf(node, at, start):
             start.leaves[node] = None
             continue
-        if node.prim.kind in ("input",) or node.prim is p.RESULT:
+        if node.prim in (p.INPUT, p.RESULT):
             start.leaves[node] = None
             continue
         start.visits.setdefault(node, []).append(at)

@@ -1,8 +1,9 @@
 """Native text of a call: the variants in turn, guards, outputs, kernels, results.
 
-    call(self, args, nargs, kwnames)   the METH_FASTCALL | METH_KEYWORDS function of every entry
+    call(bound, args, nargs, kwnames)          the METH_FASTCALL | METH_KEYWORDS function of every entry
+    call_object(self, args, nargs, kwnames)    the vectorcall function of objects that have `bound` in a slot
 
-`self` is a Python object whose first slot is a bytes object with the entry's words (E_*); a table of variants is an array {count,
+`bound` is a Python object whose first slot is a bytes object with the entry's words (E_*); a table of variants is an array {count,
 addresses}, replaced as a whole and never changed; of a variant only V_WHOLE (calls since the short check last served) and V_SHORT are written.
 What no variant takes goes to the slow path with the same arguments.
 A call returns a new reference, or 0 with a Python error set.
@@ -25,6 +26,7 @@ CONSTANTS = {
 }
 CONSTANTS["WHOLE_CALLS"] = 8  # so many calls pay for the way to a shorter check
 MISS, STOPPED, ERROR = 0, 1, 2  # what `try_variant` returns instead of an object
+CONSTANTS["COUNT_BITS"] = (1 << 63) - 1  # of the number of arguments of a vectorcall; the highest one says that args[-1] may be written
 CONSTANTS |= {"MISS": MISS, "STOPPED": STOPPED, "ERROR": ERROR}
 
 TEXT = '''
@@ -98,8 +100,17 @@ def shorten(variant, args, nargs, kwnames):
         decref(done)
     return 0
 
-def call(self, args, nargs, kwnames):
-    words = i64[self + 16] + 32
+def call_object(self, args, nargs, kwnames):
+    bound = i64[self + BOUND]
+    if bound == 0:
+        bound = GONE
+    return call(bound, args, nargs & COUNT_BITS, kwnames)
+
+def call(bound, args, nargs, kwnames):
+    words = i64[bound + 16]
+    if words == 0:
+        words = i64[GONE + 16]
+    words += 32
     table = i64[words + E_TABLE]
     if table != 0 and i64[SWITCH] == 0:
         for k in range(1, i64[table] + 1):

@@ -5,9 +5,10 @@ Invariant: `check` returns 1 only if every fact holds, leaves no Python error be
 
 from __future__ import annotations
 
-# instructions of six words: operation, place, three operands, unused.  A place >= 0 is a slot, place -1 - k is argument k.
+# instructions of six words: operation, place, three operands, and for NAMED the version of the dict when it last was as expected.
+# A place >= 0 is a slot, place -1 - k is argument k.
 FETCHES = ("HELD", "CELL", "GLOBAL", "ATTR", "ITEM")
-TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "KEYS", "ABSENT", "TENSOR", "PYTHON", "NAMED", "SAME", "APART", "ABSENT_FROM", "SPEC")
+TESTS = ("IS", "TYPE", "FLOAT", "EQUAL", "LENGTH", "KEYS", "ABSENT", "TENSOR", "PYTHON", "NAMED", "SAME", "APART", "ABSENT_FROM", "SPEC", "WORD")
 OPERATIONS = {name: number for number, name in enumerate((*FETCHES, *TESTS))}
 CONSTANTS = {f"OP_{name}": number for name, number in OPERATIONS.items()}
 GOLDEN = CONSTANTS["GOLDEN"] = -7046029254386353131  # 2^64 / golden ratio, odd: spreads addresses over the high bits
@@ -181,6 +182,17 @@ def python_holds(function, args, nargs, kwnames):
         error_clear()
     return true == 1
 
+def named(names, name, expected, seen):
+    """Whether a dict has an object under a name; i64[seen] is the version of the dict when it last had."""
+    version = i64[names + DICT_VERSION]
+    if DICT_VERSION != 0 and version == i64[seen]:
+        return 1
+    if dict_get(names, name) != expected:
+        error_clear()
+        return 0
+    i64[seen] = version
+    return 1
+
 def ambient_holds(state):
     """Whether operations are dispatched as they were: state has the words of torch_abi.ambient."""
     keys = tls_get_addr(TLS_INDEX)
@@ -194,7 +206,7 @@ def ambient_holds(state):
         return 0
     if function_modes() != 0 or dispatch_modes() != 0:
         return 0
-    return dict_get(FORWARD_AD, CURRENT_LEVEL) == NO_LEVEL
+    return named(FORWARD_AD, CURRENT_LEVEL, NO_LEVEL, SWITCH + 8)
 
 def tensor_holds(tensor, spec, data):
     """Whether a tensor is as expected; its data in i64[data].
@@ -255,8 +267,10 @@ def perform(variant, instruction, count, args, nargs, kwnames, slots, tensors, d
             if fetch(operation, instruction, slots, args) == 0:
                 return 0
         elif operation == OP_NAMED:
-            if dict_get(i64[instruction + 16], i64[instruction + 24]) != i64[instruction + 32]:
-                error_clear()
+            if named(i64[instruction + 16], i64[instruction + 24], i64[instruction + 32], instruction + 40) == 0:
+                return 0
+        elif operation == OP_WORD:
+            if i64[i64[instruction + 16]] != i64[instruction + 24]:
                 return 0
         elif operation == OP_APART:
             if apart(instruction, slots, args) == 0:

@@ -11,6 +11,7 @@ text, one outside (whose address is a word) or a builtin:
     stack(n)                n bytes of the caller's stack, 64-byte aligned, until the function returns
     invoke_i64(f, ...)      calls the function at address f; also invoke_i32 (sign extends)
     swap(p, v), add(p, v)   atomic exchange and addition of the 64-bit word at p; the old value
+    publish(p, v)           stores the 64-bit word at p after all that was written before; 0
     leading_zeros(x)
 
 Constants are given by name and stand for integers.  Words are integers that are known only in a process (addresses, offsets in PyTorch's
@@ -30,6 +31,7 @@ _BINARY = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
     ast.LShift: "shl", ast.RShift: "lshr", ast.FloorDiv: "udiv",
 }  # fmt: skip
+_BUILTINS = frozenset(("stack", "swap", "add", "publish", "leading_zeros", "invoke_i64", "invoke_i32"))
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "slt", ast.LtE: "sle", ast.Gt: "sgt", ast.GtE: "sge"}
 
 
@@ -300,6 +302,10 @@ class _Function:
             case "swap" | "add":
                 pointer = self.value(f"inttoptr i64 {args[0]} to ptr")
                 return self.value(f"atomicrmw {'xchg' if name == 'swap' else 'add'} ptr {pointer}, i64 {args[1]} seq_cst")
+            case "publish":
+                pointer = self.value(f"inttoptr i64 {args[0]} to ptr")
+                self.lines.append(f"store atomic i64 {args[1]}, ptr {pointer} release, align 8")
+                return "0"
             case "leading_zeros":
                 return self.value(f"call i64 @llvm.ctlz.i64(i64 {args[0]}, i1 false)")
             case "invoke_i64" | "invoke_i32":
@@ -352,6 +358,9 @@ def _assigned(statements: Iterable[ast.stmt]) -> set[str]:
 def to_llvm(source: Source) -> str:
     """The functions as LLVM assembly; `@words` is the table.  Raises SyntaxError that names the function and line."""
     functions = [f for f in ast.parse(source.text).body if isinstance(f, ast.FunctionDef)]
+    taken = {f.name for f in functions} & _BUILTINS
+    if taken:
+        raise SyntaxError(f"{', '.join(sorted(taken))}: a builtin has this name")
     table = {name: place for place, name in enumerate(source.table)}
     names = Names(source.constants, frozenset(f.name for f in functions), table, source.outside)
     head = f"@words = dso_local global [{max(1, len(table))} x i64] zeroinitializer\n!0 = !{{}}\ndeclare i64 @llvm.ctlz.i64(i64, i1)"

@@ -15,9 +15,9 @@ PARTS = (pool, threads, steps, guards, calling, aten_calls)
 ABI_WORDS = (
     *("KEYS", "STORAGE", "AXES", "OFFSET", "KIND", "DATA", "RESIZABLE", "ALLOCATOR", "DLPACK_VERSION", "PLAIN_KEYS", "INFERENCE_KEYS"),
     *("CPU_ALLOCATOR", "FLOAT_TYPE", "TUPLE_TYPE", "LIST_TYPE", "DICT_TYPE", "TENSOR_TYPE", "NONE", "NOT_IMPLEMENTED", "EXCEPTION", "BUILTINS"),
-    *("FORWARD_AD", "CURRENT_LEVEL", "NO_LEVEL", "TLS_INDEX"),
+    *("FORWARD_AD", "CURRENT_LEVEL", "NO_LEVEL", "TLS_INDEX", "DEVICE"),
 )
-OWN_WORDS = ("PID", "SWITCH", "POOL")  # of the process: see runtime/library.py
+OWN_WORDS = ("PID", "SWITCH", "POOL", "SMALL", "DICT_VERSION", "BOUND", "GONE")  # of the process: see runtime/library.py
 IMPL = 16  # a tensor object holds its TensorImpl behind the header; torch_abi confirms it
 
 # Functions outside, and what their machine code leaves in the return register.
@@ -36,6 +36,7 @@ PYTORCH = {
     "cpu_allocator": "i64",
     "wrap": "i64",
     "empty_strided": "i32",
+    "empty_in": "void",
     "get_data_ptr": "i32",
     "delete_tensor": "i32",
     "gomp_parallel": "void",
@@ -66,6 +67,8 @@ SYSTEM = {
     "getpid": "i32",
     "sched_yield": "i32",
     "memmove": "i64",
+    "aligned_alloc": "i32",
+    "free": "void",
     "tls_get_addr": "i64",
 }
 OUTSIDE = {**PYTORCH, **PYTHON, **SYSTEM}

@@ -1,5 +1,8 @@
 """Native text of the pool: blocks of memory that are handed out, taken back and kept.
 
+Small blocks, for small results, come from the C library and wait in lists of their own, one per power of two, each of bounded size: its aligned
+allocation takes longer than all else that a small result costs.
+
 Layout of a block: a page with the header {next, bytes, list, mapping, mapping bytes} and, at 64, the DLPack record of the
 tensor that lies there; then the payload, which starts on a page, or on a huge page if it is larger than two of them.
 Invariant: idle blocks never hold more than `limit` bytes: when they would, all of them go back to the system.
@@ -13,10 +16,18 @@ PAGE = 4096
 HUGE_PAGE = 2 << 20
 LARGE_BYTES = 1 << 20  # results from here on live in the pool; below, malloc keeps what is freed by itself
 LISTS = 256
-# words of the pool's state, as offsets in bytes
+SMALL_BYTES = 32 << 10  # results up to here lie in small blocks
+SMALL_LISTS = 16  # of 2^k bytes, k < 16
+SMALL_KEPT = 256 << 10  # bytes that wait in a list of small blocks at most
+SMALL_HEADER = 64  # before a block's payload: {next, list}
+# words of the pool's state, as offsets in bytes.  FUNCTIONS: of a c10::Allocator that gives small blocks (runtime/small.py)
 STATE = {"LOCK": 0, "IDLE": 8, "USED": 16, "LIMIT": 24, "HITS": 32, "MISSES": 40, "HEADS": 64}
+STATE |= {"SMALL_HEADS": 64 + 8 * LISTS, "SMALL_COUNTS": 64 + 8 * (LISTS + SMALL_LISTS), "FUNCTIONS": 64 + 8 * (LISTS + 2 * SMALL_LISTS)}
+STATE_WORDS = STATE["FUNCTIONS"] // 8 + 8
+assert SMALL_BYTES < 1 << SMALL_LISTS
 CONSTANTS = {
     **STATE, "LISTS": LISTS, "PAGE": PAGE, "HUGE_PAGE": HUGE_PAGE, "LARGE_BYTES": LARGE_BYTES,
+    "SMALL_BYTES": SMALL_BYTES, "SMALL_LISTS": SMALL_LISTS, "SMALL_KEPT": SMALL_KEPT, "SMALL_HEADER": SMALL_HEADER,
     "MAP_FLAGS": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, "HUGE_ADVICE": getattr(mmap, "MADV_HUGEPAGE", 0),
 }  # fmt: skip
 
@@ -30,7 +41,7 @@ def lock():
     return 0
 
 def unlock():
-    return swap(POOL + LOCK, 0)
+    return publish(POOL + LOCK, 0)
 
 def pool_map(bytes, list):
     """A new block from the system; 0 if there is none."""
@@ -119,12 +130,90 @@ def pool_clear():
             all = payload
             payload = next
     i64[POOL + IDLE] = 0
+    small = 0
+    for list in range(0, SMALL_LISTS):
+        payload = i64[POOL + SMALL_HEADS + 8 * list]
+        i64[POOL + SMALL_HEADS + 8 * list] = 0
+        i64[POOL + SMALL_COUNTS + 8 * list] = 0
+        while payload != 0:
+            next = i64[payload - SMALL_HEADER]
+            i64[payload - SMALL_HEADER] = small
+            small = payload
+            payload = next
     unlock()
     while all != 0:
         next = i64[all - PAGE]
         munmap(all - PAGE, i64[all - PAGE + 8] + PAGE)
         all = next
+    while small != 0:
+        next = i64[small - SMALL_HEADER]
+        free(small - SMALL_HEADER)
+        small = next
     return 0
+
+def small_take(nbytes):
+    """A block of at least nbytes: the address of its payload, a multiple of 64; 0 if there is no memory."""
+    list = 64 - leading_zeros((nbytes - 1) | 63)
+    head = POOL + SMALL_HEADS + 8 * list
+    lock()
+    payload = i64[head]
+    if payload != 0:
+        i64[head] = i64[payload - SMALL_HEADER]
+        i64[POOL + SMALL_COUNTS + 8 * list] -= 1
+        unlock()
+        return payload
+    unlock()
+    place = stack(16)
+    if aligned_alloc(place, 64, SMALL_HEADER + (1 << list)) != 0:
+        return 0
+    payload = i64[place] + SMALL_HEADER
+    i64[payload - SMALL_HEADER + 8] = list
+    return payload
+
+def small_give(payload):
+    """Takes a small block back; the deleter of storages that lie there."""
+    list = i64[payload - SMALL_HEADER + 8]
+    count = POOL + SMALL_COUNTS + 8 * list
+    lock()
+    if i64[count] << list >= SMALL_KEPT:
+        unlock()
+        free(payload - SMALL_HEADER)
+        return 0
+    i64[count] += 1
+    i64[payload - SMALL_HEADER] = i64[POOL + SMALL_HEADS + 8 * list]
+    i64[POOL + SMALL_HEADS + 8 * list] = payload
+    unlock()
+    return 0
+
+def small_allocate(result, allocator, nbytes):
+    """`allocate` of a c10::Allocator {functions, block}: stores a DataPtr {data, deleter, context, device} of its block."""
+    payload = i64[allocator + 8]
+    i64[result] = payload
+    i64[result + 8] = small_give
+    i64[result + 16] = payload
+    i64[result + 24] = DEVICE
+    i64[allocator + 8] = 0
+    return result
+
+def small_other():
+    """The other virtual functions, which nobody calls."""
+    return 0
+
+def small_tensor(spec, object):
+    """`make_tensor` in a small block."""
+    memory = stack(32)
+    payload = small_take(i64[spec + 40])
+    if payload == 0:
+        return 1
+    i64[memory] = POOL + FUNCTIONS
+    i64[memory + 8] = payload
+    axes = i64[spec]
+    made = memory + 16
+    empty_in(made, i64[spec + 8], axes, i64[spec + 16], axes, memory, INFERENCE_KEYS, i64[spec + 24])
+    i64[i64[i64[made] + STORAGE] + ALLOCATOR] = CPU_ALLOCATOR
+    i64[object + 8] = payload
+    i64[object] = wrap(made)
+    return i64[object] == 0
 
 def pool_delete(record):
     """Deleter of a DLPack record: the tensor's storage has died."""

@@ -52,6 +52,8 @@ def make_tensor(spec, object):
             i64[object] = 0
             return 1
         return 0
+    if SMALL != 0 and i64[spec + 40] <= SMALL_BYTES and i64[spec + 40] > 0:
+        return small_tensor(spec, object)
     if empty_strided(i64[spec], i64[spec + 8], i64[spec + 16], i64[spec + 24], 0, 0, handle) != 0:
         return 1
     get_data_ptr(i64[handle], object + 8)

@@ -1,0 +1,81 @@
+"""Attention: softmax(q k^T scale + mask) v, as the kernel that eager uses on the CPU defines it.
+
+Written out as two products and what stands between them: where the schedule keeps them together (schedule/chain.py), the scores are never
+stored.  A row of which every key is masked is 0 (the softmax of such a row, written by hand, is nan).  Causal means that query i sees the keys up to
+i, whatever the lengths.  Half types compute in float32 and round once.  Left to PyTorch: few queries (decoding), whose products
+stream the keys anyway, and more keys than fit beside a block of queries.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from thermit.aten.contraction import is_multiplied
+from thermit.aten.reduction import reduced, spread
+from thermit.aten.table import Lowered, computed, lower, rounded
+from thermit.ir import build as b
+from thermit.ir import prims as p
+from thermit.ir.node import Node
+from thermit.ir.types import Shape
+
+aten = torch.ops.aten
+
+LEAST_ROWS = 8  # queries; fewer do not fill the lanes of a register
+MOST_KEYS = 2048  # of float32: the scores of a block of queries stay in L2 and in the rows of a kernel
+MOST_DEPTH = 1024  # of the first product: the queries of a block are kept as well
+
+
+def is_kept(rows: int, keys: int, depth: int, bits: int) -> bool:
+    """Whether a block of rows of scores stays near the processor, and is worth it."""
+    return rows >= LEAST_ROWS and 1 < keys <= MOST_KEYS * 32 // bits and depth <= MOST_DEPTH
+
+
+@lower(aten._scaled_dot_product_flash_attention_for_cpu.default, floats=True)
+def attention(
+    query: Node,
+    key: Node,
+    value: Node,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Node | None = None,
+    scale: float | None = None,
+) -> Lowered:
+    """Output and logsumexp: [batch, heads, queries, size] and [batch, heads, queries]."""
+    (batch, heads, rows, depth), keys = query.shape, key.shape[2]
+    if dropout_p or (is_causal and attn_mask is not None) or not is_multiplied(query, key, value) or 0 in (query.type.numel, value.type.numel):
+        return NotImplemented
+    if not is_kept(rows, keys, depth, query.dtype.bits) or depth < 2 or (attn_mask is not None and not attn_mask.dtype.is_float):
+        return NotImplemented
+    whole = (batch, heads, rows, keys)
+    across = b.permute(_per_head(key, heads), (0, 2, 1))
+    scores = b.reshape(b.contract(computed(_flat(query)), computed(across)), whole)
+    scores = b.mul(scores, 1 / math.sqrt(depth) if scale is None else scale)
+    if attn_mask is not None:
+        scores = b.add(scores, b.cast(b.broadcast_to(attn_mask, whole), scores.dtype))
+    if is_causal:
+        seen = b.ge(b.iota(whole, 2), b.iota(whole, 3))
+        scores = b.where(seen, scores, b.like(-math.inf, scores))
+    most = reduced(p.AMAX, scores, (3,), keepdim=True)
+    finite = b.where(b.eq(most, -math.inf), b.like(0, most), most)
+    powers = b.exp_falling(b.sub(scores, spread(finite, scores)))
+    total = reduced(p.SUM, powers, (3,), keepdim=True)
+    inverse = b.where(b.eq(total, 0.0), b.like(0, total), b.div(b.like(1, total), total))
+    weights = b.mul(powers, spread(inverse, powers))
+    product = b.contract(b.reshape(weights, (batch * heads, rows, keys)), computed(_per_head(value, heads)))
+    out = rounded(b.reshape(product, (batch, heads, rows, value.shape[3])), query.dtype)
+    return out, b.reshape(b.add(finite, b.log(b.mul(total, 2.0**-64))), (batch, heads, rows))
+
+
+def _flat(x: Node) -> Node:
+    batch, heads, rows, size = x.shape
+    return b.reshape(x, (batch * heads, rows, size))
+
+
+def _per_head(x: Node, heads: int) -> Node:
+    """Keys or values of each head of the queries: neighbours share one."""
+    batch, own, rows, size = x.shape
+    shape: Shape = (batch, own, heads // own, rows, size)
+    return _flat(b.reshape(b.broadcast_to(b.reshape(x, (batch, own, 1, rows, size)), shape), (batch, heads, rows, size)))
