@@ -2,7 +2,8 @@
 
 Half types are multiplied and summed in float32 and rounded once, at the end; integers and complex are left to PyTorch.  A product whose
 result has one row or one column reads each element of its larger side once, so it is bound by memory: it becomes a sum of elementwise
-products, which streams that side in the order in which it lies.  What is added, scaled or applied afterwards is elementwise, and
+products, which streams that side in the order in which it lies; where that side is large and lies along the sum, it stays a product, which reads it
+at several places at once.  What is added, scaled or applied afterwards is elementwise, and
 fused behind the product.
 
 addbmm has no row: eager rounds after each batch, and where batches cancel even the true value is too far from that.
