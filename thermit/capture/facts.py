@@ -72,6 +72,7 @@ _WARNS = frozenset(("warn", "warn_explicit"))
 _READING_CODES = frozenset(
     getattr(torch.Tensor, name).__code__ for name in ("__array__", "__dlpack__", "storage", "is_shared", "__reduce_ex__", "__deepcopy__")
 )
+_HOOKS_ALWAYS_CALLED = torch.nn.modules.module._global_forward_hooks_always_called
 _CALL_MODULE = torch.nn.Module._call_impl.__code__
 _SHOW_WARNING = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
 _FIND_AND_LOAD = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
@@ -210,6 +211,10 @@ class Watcher:
                     self._standard(frame)
             elif frame.f_code is _CALL_MODULE:
                 module = frame.f_locals["self"]
+                if (
+                    module._forward_hooks_always_called or _HOOKS_ALWAYS_CALLED
+                ):  # where code is compiled, PyTorch does not call them after an exception
+                    self._refuse_again("calls a module with a hook that is called after exceptions, too", frame)
                 if self._argument(module) and id(module) not in self._fresh:
                     self.objects.module_call(module)
             elif frame.f_code in WALKING_CODES:
