@@ -186,14 +186,21 @@ def compiled(functions: list[Function], target: Target) -> list[tuple[MachineCod
             _functions.move_to_end(key)
     new = {key: f for key, f in zip(keys, functions, strict=True) if key not in found}
     named = {f"kernel{i}": f for i, f in enumerate(new.values())}
-    groups = [dict(list(named.items())[i : i + KERNELS_PER_MODULE]) for i in range(0, len(named), KERNELS_PER_MODULE)]
+    size = _per_module(len(named))
+    groups = [dict(list(named.items())[i : i + size]) for i in range(0, len(named), size)]
     modules = machine_code([module(group, target) for group in groups], target)
     for i, (key, symbol) in enumerate(zip(new, named, strict=True)):
-        found[key] = modules[i // KERNELS_PER_MODULE], symbol
+        found[key] = modules[i // size], symbol
     with _lock:
         _functions.update((key, found[key]) for key in new)
         _trim(_functions)
     return [found[key] for key in keys]
+
+
+def _per_module(count: int) -> int:
+    """Kernels of a module, so that two threads have about as many."""
+    modules = 2 * -(-count // (2 * KERNELS_PER_MODULE))
+    return KERNELS_PER_MODULE if count <= KERNELS_PER_MODULE else -(-count // modules)
 
 
 def machine_code(texts: list[str], target: Target) -> list[MachineCode]:

@@ -200,6 +200,9 @@ class Packing:
         if self.tiles not in (0, begun):
             count = self.tiles - begun if isinstance(self.tiles, int) else self._plus(self.tiles, -begun)
             body.append(For(t, count, self._rows(self.indices.linear([(b.tile_rows, t)], begun * b.tile_rows), b.tile_rows)))
+        if self.is_edge and self.tiles != 0:
+            edges = For(t, self.tiles, self._edge(self.indices.linear([(b.tile_rows, t)]), b.tile_rows))
+            body += self._if_last((edges,), self.column, self.column_blocks, "rt")
         if b.last:
             body += self._if_last(self._last_rows(at), self.row, self.row_blocks, "rr")
         return tuple(body)
@@ -390,8 +393,8 @@ class Packing:
         if self.panels != 0:
             tile = self._tile(at, k, left, panel, b.tile_columns)
             made.append(For(panel, self.panels, self._filling(tile, panel) if fills else (tile,)))
-        if self.is_edge:
-            made += self._if_last(self._edge(at, len(left)), self.column, self.column_blocks, "rt")
+        if self.is_edge:  # of whole tiles: all in one loop, less code
+            made += self._if_last(self._edge(at, len(left)), self.column, self.column_blocks, "rt") if len(left) < b.tile_rows else ()
         elif self.rest_columns:
             width = -(-self.rest_columns // self.lanes) * self.lanes
             tile = self._tile(at, k, left, self._whole(self.panels, 1), width)
