@@ -596,6 +596,34 @@ def test_hooks():
     agrees(twin, X)
 
 
+def test_hooks_that_are_called_after_exceptions():
+    counts = []
+    for make in (lambda m: m, thermit.jit):
+        called = []
+        m = make(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+        handle = m[0].register_forward_hook(lambda *_, called=called: called.append(1), always_call=True)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(2):
+                m(torch.ones(2, 3))
+                with pytest.raises(RuntimeError):
+                    m(torch.ones(2, 2))
+            handle.remove()
+            m(torch.ones(2, 3))
+        counts.append(len(called))
+    assert counts == [4, 4]
+    assert state(m).compiled == 1
+
+
+def test_the_dict_of_both_is_replaced():
+    module = Block().eval()
+    twin = thermit.jit(module)
+    twin.__dict__ = dict(module.__dict__)
+    assert module.__dict__ is twin.__dict__
+    twin.fresh = 3
+    assert module.fresh == 3
+
+
 def test_buffers_written_in_forward():
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     reference = copy.deepcopy(module)

@@ -3,7 +3,8 @@
     graph     simplify, layout          exact rules, bit for bit; images and filters that convolutions read lie in row-major order
     schedule  fuse                      which values are stored, in which kernels
     loops     lower, tile               each kernel as a loop nest, then with vectors and blocks
-    code      legalize, emit, machine   exp and friends as polynomials; LLVM text; machine code
+    code      legalize, relay, emit,    exp and friends as polynomials; long maps in legs; LLVM text;
+              machine                   machine code
     plan      plan                      buffers, lifetimes, steps in order
     program   link                      what a call runs
 
@@ -24,6 +25,7 @@ from typing import Any, TypeVar
 
 from thermit.codegen.emit import Function, function, module
 from thermit.codegen.legalize import legalize
+from thermit.codegen.relay import in_legs
 from thermit.codegen.target import Target, host_target
 from thermit.config import Config
 from thermit.ir.node import Graph, graph_text
@@ -154,9 +156,10 @@ def generate_code(loops: dict[str, LoopProgram], stages: Stages, target: Target)
                 codes[key] = _codes[key]
     new = list({key: None for key in keys.values() if key not in codes})
     if new:
-        launches = [Launch("", program.extent, program.width, *cost(program)) for program, _ in new]
         legal = stages.run("legalize", lambda: [legalize(program, target) for program, _ in new])
-        texts = stages.run("emit", lambda: [function(program, target) for program in legal])
+        legs = stages.run("relay", lambda: [in_legs(program, target) for program in legal])
+        launches = [Launch("", cut.extent, cut.width, *cost(program)) for (program, _), cut in zip(new, legs, strict=True)]
+        texts = stages.run("emit", lambda: [function(program, target) for program in legs])
         made = stages.run("machine", compiled, texts, target)
         for key, launch, (machine, symbol) in zip(new, launches, made, strict=True):
             codes[key] = Code(machine, symbol, replace(launch, symbol=symbol))
@@ -183,14 +186,21 @@ def compiled(functions: list[Function], target: Target) -> list[tuple[MachineCod
             _functions.move_to_end(key)
     new = {key: f for key, f in zip(keys, functions, strict=True) if key not in found}
     named = {f"kernel{i}": f for i, f in enumerate(new.values())}
-    groups = [dict(list(named.items())[i : i + KERNELS_PER_MODULE]) for i in range(0, len(named), KERNELS_PER_MODULE)]
+    size = _per_module(len(named))
+    groups = [dict(list(named.items())[i : i + size]) for i in range(0, len(named), size)]
     modules = machine_code([module(group, target) for group in groups], target)
     for i, (key, symbol) in enumerate(zip(new, named, strict=True)):
-        found[key] = modules[i // KERNELS_PER_MODULE], symbol
+        found[key] = modules[i // size], symbol
     with _lock:
         _functions.update((key, found[key]) for key in new)
         _trim(_functions)
     return [found[key] for key in keys]
+
+
+def _per_module(count: int) -> int:
+    """Kernels of a module, so that two threads have about as many."""
+    modules = 2 * -(-count // (2 * KERNELS_PER_MODULE))
+    return KERNELS_PER_MODULE if count <= KERNELS_PER_MODULE else -(-count // modules)
 
 
 def machine_code(texts: list[str], target: Target) -> list[MachineCode]:

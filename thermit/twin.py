@@ -51,6 +51,8 @@ class Twin:
     def __setattr__(self, name: str, value: Any) -> None:
         _follow(type(self))
         super().__setattr__(name, value)
+        if name == "__dict__":
+            object.__setattr__(type(self).__thermit_module__, name, value)
 
     def __getattr__(self, name: str) -> Any:
         kind = type(self)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from watched import Build, Fault, vector
+from watched import HANDLES, Build, Fault, Undo, vector
 
 THIS = sys.modules[__name__]
 SCALE: Any = 2.0
@@ -352,3 +352,17 @@ def variable_of_the_environment_is_set() -> Fault:
 def variable_of_the_environment_is_there() -> Fault:
     os.environ.pop("THERMIT_TEST", None)
     return lambda x: x * ("THERMIT_TEST" in os.environ), (vector(),), lambda: os.environ.update(THERMIT_TEST="2")
+
+
+@fault
+def list_of_a_library() -> Fault:
+    return lambda x: x * len(sys.argv), (vector(),), lambda: HANDLES.append(Undo(sys.argv.pop, sys.argv.append("more")))
+
+
+@fault
+def setting_of_pytorch() -> Fault:
+    def change() -> None:
+        torch._C._set_mkldnn_enabled(False)
+        HANDLES.append(Undo(lambda: torch._C._set_mkldnn_enabled(True)))
+
+    return lambda x: x * (2 if torch.backends.mkldnn.enabled else 3), (vector(),), change

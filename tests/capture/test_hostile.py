@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import array
 import ctypes
+import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
@@ -238,6 +241,38 @@ class TestHostile:
                 after = torch.rand(3)
                 torch.manual_seed(7)
                 assert torch.equal(torch.cat([drawn, after]), torch.cat([torch.rand(3), torch.rand(3)]))
+
+    @pytest.mark.parametrize("way", ["closure", "attribute", "imported inside", "submodule"])
+    def test_draws_of_numpy(self, way):
+        holder, module = types.SimpleNamespace(np=np), np.random
+
+        def imported(x):
+            import numpy
+
+            return x * numpy.random.rand()
+
+        ways = {
+            "closure": lambda x, np=np: x * np.random.rand(),
+            "attribute": lambda x: x * holder.np.random.rand(),
+            "imported inside": imported,
+            "submodule": lambda x: x * module.rand(),
+        }
+        jitted = thermit.jit(ways[way])
+        results = []
+        for function in (ways[way], jitted):
+            np.random.seed(3)
+            results.append([function(torch.ones(1)).item() for _ in range(4)])
+        assert results[0] == results[1]
+        assert len(set(results[0])) == 4
+
+    @pytest.mark.parametrize("name", ["get_ident", "get_native_id"])
+    def test_which_thread_it_is(self, name):
+        ask = getattr(threading, name)
+        jitted = thermit.jit(lambda x: x * (ask() % 1009))
+        for _ in range(2):
+            assert jitted(torch.ones(1)).item() == ask() % 1009
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(lambda: jitted(torch.ones(1)).item() == ask() % 1009).result()
 
     def test_uninitialised_memory_of_deterministic_algorithms(self):
         jitted = thermit.jit(lambda x: (torch.empty(3) + x, torch.empty(2, dtype=torch.int16), torch.empty_like(x)))

@@ -17,6 +17,13 @@ Build = Callable[[], Fault]
 HANDLES: list[Any] = []
 
 
+class Undo:
+    """Among the handles: `remove()` calls what undoes a change; `done` is the change, made as an argument."""
+
+    def __init__(self, undo: Callable[[], Any], done: Any = None) -> None:
+        self.remove = undo
+
+
 def vector() -> torch.Tensor:
     return torch.arange(3.0)
 

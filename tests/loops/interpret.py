@@ -126,7 +126,8 @@ class Machine:
         made = left.astype(np.float64) @ right
         memory, rows, offset = self.memories[s.memory], self.rows.get(s.memory), int(self.value(s.offset))
         for r in range(len(s.left)):
-            at = slice(offset + r * s.step, offset + r * s.step + s.width)
+            first = offset + r * s.step
+            at = slice(first, first + (s.width - 1) * s.spread + 1, s.spread)
             if not 0 <= at.start <= at.stop <= len(memory):
                 raise OutOfBounds(f"tile {s.memory}[{at.start}:{at.stop}] of {len(memory)}")
             if s.adds and rows is not None and not rows[at].all():

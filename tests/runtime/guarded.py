@@ -166,6 +166,7 @@ FUNCTIONS = {
     "convolution over one axis": lambda x: F.conv1d(channels(x, 12).flatten(2), filters(40, 12, 5), padding=2),
     "channels innermost": lambda x: F.conv2d(channels(x, 12).contiguous(memory_format=torch.channels_last), filters(20, 12, 3, 3), padding=1),
     "each channel by itself": lambda x: F.conv2d(channels(x, 12), filters(12, 1, 3, 3), padding=1, groups=12),
+    "each channel by itself with strides": lambda x: F.conv2d(channels(x, 12), filters(12, 1, 3, 3), stride=2, padding=1, groups=12),
     "patches": lambda x: F.conv2d(channels(x, 12), filters(40, 12, 2, 3), stride=(2, 3)) if x.shape[0] > 1 and x.shape[1] > 2 else x,
     "norm of product": lambda x: (x @ x.t()).relu().sum(1),
 }

@@ -82,6 +82,10 @@ def test_long_sum_is_split_and_says_so() -> None:
     assert "for several cores" in refusal.reason
 
 
+def row_times(x: Node, w: Node) -> Node:
+    return b.reduce(p.SUM, b.mul(b.expand(b.reshape(x, (x.shape[0], 1)), w.shape), w), (0,))
+
+
 COLUMNS: dict[str, tuple[Graph, int]] = {
     "few columns of many rows": (one(lambda x: b.reduce(p.SUM, x, (0,)), (4096, 512)), 2),
     "greatest of columns": (one(lambda x: b.reduce(p.AMAX, b.mul(x, x), (0,)), (4096, 512)), 2),
@@ -89,6 +93,15 @@ COLUMNS: dict[str, tuple[Graph, int]] = {
     "few rows": (one(lambda x: b.reduce(p.SUM, x, (0,)), (500, 512)), 1),
     "along rows": (one(lambda x: b.reduce(p.SUM, x, (1,)), (4096, 512)), 1),
     "columns read again": (one(lambda x: b.sub(x, spread(p.SUM, x, (0,))), (4096, 512)), 1),
+    "a row times a matrix": (one(row_times, (300,), (300, 3000)), 2),
+    "one made of a norm": (one(lambda x, w: row_times(layer_norm(x, (0,)), w), (300,), (300, 3000)), 3),
+    "times a small matrix": (one(row_times, (300,), (300, 300)), 1),
+    "times a wide matrix": (one(row_times, (300,), (300, 5000)), 1),
+    "times a matrix that is computed": (one(lambda x, w: row_times(x, b.exp(w)), (300,), (300, 3000)), 1),
+    "a row of each column": (
+        one(lambda x, w: b.reduce(p.SUM, b.mul(w, b.expand(b.reshape(x, (1, 3000)), (300, 3000))), (0,)), (3000,), (300, 3000)),
+        1,
+    ),
 }
 
 

@@ -2,7 +2,8 @@
 
 Half types are multiplied and summed in float32 and rounded once, at the end; integers and complex are left to PyTorch.  A product whose
 result has one row or one column reads each element of its larger side once, so it is bound by memory: it becomes a sum of elementwise
-products, which streams that side in the order in which it lies.  What is added, scaled or applied afterwards is elementwise, and
+products, which streams that side in the order in which it lies; where that side is large and lies along the sum, it stays a product, which reads it
+at several places at once.  What is added, scaled or applied afterwards is elementwise, and
 fused behind the product.
 
 addbmm has no row: eager rounds after each batch, and where batches cancel even the true value is too far from that.
@@ -18,6 +19,7 @@ from thermit.ir import prims as p
 from thermit.ir.node import Node
 
 aten = torch.ops.aten
+LARGE = 1 << 18  # elements of a matrix that is read at several places at once, in a kernel of its own; sums share theirs with what is made of them
 
 
 def is_multiplied(*nodes: Node) -> bool:
@@ -31,10 +33,20 @@ def matrix_product(left: Node, right: Node) -> Node:
     if depth < 2 or (rows != 1 and columns != 1):
         return b.contract(computed(left), computed(right))
     if columns == 1:
+        if _lies_along(left) and rows * depth >= LARGE:
+            along = b.reshape(right, (*batch, 1, depth))
+            return b.reshape(b.contract(computed(along), computed(_turned(left))), (*batch, rows, columns))
         total = _matrix_vector(left, b.reshape(right, (*batch, depth)))
+    elif _lies_along(_turned(right)) and columns * depth >= LARGE:
+        return b.contract(computed(left), computed(right))
     else:
         total = _matrix_vector(_turned(right), b.reshape(left, (*batch, depth)))
     return b.reshape(total, (*batch, rows, columns))
+
+
+def _lies_along(matrix: Node) -> bool:
+    """Whether the neighbours along the last axis are those of what the matrix is a view of."""
+    return matrix.prim is not p.PERMUTE or matrix.attrs.order[-1] == matrix.type.ndim - 1
 
 
 def _turned(x: Node) -> Node:

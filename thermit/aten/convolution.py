@@ -95,10 +95,7 @@ def _product(x: Node, weight: Node, places: Shape, stride: Shape, padding: Shape
         turned, computed = _patches(x, places, taps), places
     else:
         x, computed = _aligned(x, places, stride)
-        needed = ((n - 1) * s + d * (k - 1) + 1 - low for n, s, d, k, low in zip(computed, stride, dilation, taps, padding, strict=True))
-        high = tuple(max(n - size, 0) for n, size in zip(needed, x.shape[2:], strict=True))
-        windows = b.window(b.pad(x, (0, 0, *padding), (0, 0, *high), 0.0), computed, taps, stride, dilation)
-        turned = b.permute(windows, (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)))
+        turned = _windows(x, computed, taps, stride, padding, dilation)
     (count, channels), rows = x.shape[:2], weight.shape[0] // groups
     depth = channels // groups * math.prod(taps)
     batch = tuple(n for n in (count, groups) if n != 1)
@@ -106,6 +103,15 @@ def _product(x: Node, weight: Node, places: Shape, stride: Shape, padding: Shape
     left = b.reshape(weight, (*(1 if k == 0 and count != 1 else n for k, n in enumerate(batch)), rows, depth))
     made = b.reshape(matrix_product(b.expand(left, (*batch, rows, depth)), right), (count, weight.shape[0], *computed))
     return b.slice_(made, (0,) * (rank + 2), (1,) * (rank + 2), (*made.shape[:2], *places))
+
+
+def _windows(x: Node, places: Shape, taps: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Node:
+    """[N, C, *taps, *places], a view; zeros around x."""
+    rank = len(places)
+    needed = ((n - 1) * s + d * (k - 1) + 1 - low for n, s, d, k, low in zip(places, stride, dilation, taps, padding, strict=True))
+    high = tuple(max(n - size, 0) for n, size in zip(needed, x.shape[2:], strict=True))
+    windows = b.window(b.pad(x, (0, 0, *padding), (0, 0, *high), 0.0), places, taps, stride, dilation)
+    return b.permute(windows, (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)))
 
 
 def _is_apart(taps: Shape, stride: Shape, padding: Shape, dilation: Shape) -> bool:
@@ -154,14 +160,15 @@ def _aligned(x: Node, places: Shape, stride: Shape) -> tuple[Node, Shape]:
 
 def _depthwise(x: Node, weight: Node, places: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Node:
     """Each channel by itself: a product of one row where the image is as long as the result and small, else a sum of slices."""
-    (count, channels), taps, rank = x.shape[:2], weight.shape[2:], len(places)
-    padded = b.pad(x, (0, 0, *padding), (0, 0, *padding), 0.0)
+    (count, channels), taps = x.shape[:2], weight.shape[2:]
     shape = (count, channels, *places)
-    if math.prod(taps) > 1 and all(s == 1 for s in stride) and x.shape[2:] == places and math.prod(places) <= MOST_PLACES:
-        turned = b.permute(b.window(padded, places, taps, stride, dilation), (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)))
+    wide = tuple(-(-n // s) for n, s in zip(x.shape[2:], stride, strict=True))
+    if math.prod(taps) > 1 and wide == places and math.prod(places) <= MOST_PLACES:
+        turned = _windows(_aligned(x, places, stride)[0], places, taps, stride, padding, dilation)
         right = b.reshape(turned, (count, channels, math.prod(taps), math.prod(places)))
         left = b.reshape(weight, (1, channels, 1, math.prod(taps)))
         return b.reshape(b.contract(b.expand(left, (count, *left.shape[1:])), right), shape)
+    padded = b.pad(x, (0, 0, *padding), (0, 0, *padding), 0.0)
     total: Node | None = None
     for at in itertools.product(*(range(k) for k in taps)):
         seen = b.slice_(padded, (0, 0, *(k * d for k, d in zip(at, dilation, strict=True))), (1, 1, *stride), shape)

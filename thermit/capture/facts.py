@@ -22,8 +22,6 @@ import builtins
 import functools
 import gc
 import importlib
-import io
-import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +32,7 @@ import torch
 
 from thermit import config
 from thermit.capture.bytecode import IDENTITIES, NAMESPACES, Names, function_of, names_of
+from thermit.capture.effects import effect, setting, shows_always
 from thermit.capture.known import CONTAINERS, is_quiet
 from thermit.capture.origin import LIBRARY, MODULES, STANDARD, USER, called_by_library, class_origin, code_origin, is_library_module, is_package
 from thermit.capture.reach import WALKING_CODES, Reach, in_class
@@ -47,15 +46,6 @@ Refused = Callable[[str, str], None]
 _NOTHING = object()
 _BUILTINS = vars(builtins)
 
-# C functions whose result is not a matter of their arguments, or which have an effect: by module, and builtins by name.
-_IMPURE_MODULES = frozenset(("time", "posix", "nt", "_io", "io", "_socket", "select", "_uuid", "_posixsubprocess", "_signal", "_random", "_tkinter"))
-_IMPURE_BUILTINS = frozenset(("print", "input", "open", "breakpoint", "start_new_thread", "exec", "eval"))
-_IMPURE_SETTINGS = frozenset(("get_num_threads", "get_num_interop_threads", "set_num_threads", "set_num_interop_threads", "set_flush_denormal"))
-_GENERATOR_READS = frozenset(("manual_seed", "seed", "set_state", "get_state", "initial_seed", "set_offset", "get_offset"))
-_OWN_KERNELS = frozenset(("max_pool1d",))  # what the dispatcher shows of them is another way to the same values
-_CHANGING = frozenset(("now", "today", "utcnow", "__subclasses__"))  # methods of classes
-VALUE_READS = frozenset(("tolist", "numpy", "data_ptr", "__array__", "__dlpack__", "_to_dlpack", "untyped_storage", "storage"))
-_OWN_READS = frozenset(("storage_offset", "_is_view", "is_set_to", "is_pinned"))
 # What a tensor knows of itself and its spec does not say: read on a tensor that no argument is, it would be baked in.
 _OWN_FACTS = frozenset(
     (
@@ -72,6 +62,7 @@ _OWN_FACTS = frozenset(
         "_post_accumulate_grad_hooks",
     )
 )
+_OWN_KERNELS = frozenset(("max_pool1d",))  # what the dispatcher shows of them is another way to the same values
 _WALKS = frozenset(("state_dict",))
 # What of torch's own code hands the tensors of a module to the user's.
 _HANDING_CODES = frozenset(
@@ -81,6 +72,7 @@ _WARNS = frozenset(("warn", "warn_explicit"))
 _READING_CODES = frozenset(
     getattr(torch.Tensor, name).__code__ for name in ("__array__", "__dlpack__", "storage", "is_shared", "__reduce_ex__", "__deepcopy__")
 )
+_HOOKS_ALWAYS_CALLED = torch.nn.modules.module._global_forward_hooks_always_called
 _CALL_MODULE = torch.nn.Module._call_impl.__code__
 _SHOW_WARNING = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
 _FIND_AND_LOAD = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
@@ -203,7 +195,7 @@ class Watcher:
         if event == "call" and frame.f_code is _FIND_AND_LOAD:
             self._importing = frame
         elif event == "call" and frame.f_code is _SHOW_WARNING:  # shown now, and as the filters say not again
-            if _shows_always(frame.f_locals["msg"]):
+            if shows_always(frame.f_locals["msg"]):
                 self._refuse("warns, by filter at every call", frame)
             self._importing = frame
         elif event == "c_call":
@@ -219,6 +211,10 @@ class Watcher:
                     self._standard(frame)
             elif frame.f_code is _CALL_MODULE:
                 module = frame.f_locals["self"]
+                if (
+                    module._forward_hooks_always_called or _HOOKS_ALWAYS_CALLED
+                ):  # where code is compiled, PyTorch does not call them after an exception
+                    self._refuse_again("calls a module with a hook that is called after exceptions, too", frame)
                 if self._argument(module) and id(module) not in self._fresh:
                     self.objects.module_call(module)
             elif frame.f_code in WALKING_CODES:
@@ -405,32 +401,34 @@ class Watcher:
             if value is _NOTHING:
                 self.objects.guard(Global(table, name), "missing", None)
                 continue
-            if isinstance(value, ModuleType) and value.__name__ == "numpy" and "random" in names.attributes:
-                self._refuse("draws from numpy.random", frame)
             found += self.objects.reach(Global(table, name), value)
         for chain in names.chains:
-            self._library_function(table, chain)
+            found += self._of_library(table, chain)
         for name in names.imports:
             module = sys.modules.get(name)
             if module is not None and not is_library_module(module):
                 self.objects.know(module, Held(module, name))
-                found.append(module)
             elif name == "random" or name.startswith("numpy.random"):
                 self._refuse(f"imports {name}", frame)
+            if module is not None:
+                found.append(module)
         return found
 
-    def _library_function(self, table: dict[str, Any], chain: tuple[str, ...]) -> None:
-        """Guards that torch.nn.functional.gelu or math.pi, as the code spells it, is still this function or number: somebody may replace it."""
+    def _of_library(self, table: dict[str, Any], chain: tuple[str, ...]) -> list[Any]:
+        """Guards that torch.nn.functional.gelu, math.pi or sys.argv, as the code spells it, is still this function, number or list of these."""
         value = table.get(chain[0])
         for name in chain[1:]:
             if type(value) is not ModuleType or not is_library_module(value):
-                return
+                return []
             place = Global(vars(value), name)
             value = vars(value).get(name)
         if callable(value):
             self.objects.guard(place, "is", value)
         elif type(value) in (int, float, bool, str):
             self.objects.guard(place, "equals", value)
+        elif type(value) is list:
+            return self.objects.reach(place, value)
+        return []
 
     def _argument(self, value: Any) -> list[Any]:
         """What of a frame's argument (or result) existed before the call: itself, or what something new holds."""
@@ -501,27 +499,15 @@ class Watcher:
             self.objects.follow(Names(reflects=True), known)
 
     def _native_call(self, frame: FrameType, function: Any) -> None:
-        owner = getattr(function, "__self__", None)
         name = getattr(function, "__name__", "")
         if name in _OWN_KERNELS:
             self.native = name
         if name in _WARNS and function.__module__ == "_warnings":
             self._warning_filters()
-        if code_origin(frame.f_code) is LIBRARY:  # torch.get_rng_state, fork_rng, ...: draws so far must have been made
-            if type(owner) is torch.Generator and name in _GENERATOR_READS:
-                self._refuse(f"calls {name}() of the random generator", frame)
-            return
-        if owner is None or isinstance(owner, ModuleType):
-            module = function.__module__
-            if module in _IMPURE_MODULES or name in _IMPURE_BUILTINS or name in _IMPURE_SETTINGS:
-                self._refuse(f"calls {name}()", frame)
-        elif isinstance(owner, torch.Tensor):
-            if name in VALUE_READS or (name in _OWN_READS and not is_stand_in(owner)):
-                self._refuse(f"calls {name}() of a tensor", frame)
-        elif isinstance(owner, random.Random | io.IOBase) or (isinstance(owner, torch.Generator) and name in _GENERATOR_READS):
-            self._refuse(f"calls {name}() of {type(owner).__name__}", frame)
-        elif isinstance(owner, type) and name in _CHANGING:
-            self._refuse(f"calls {owner.__name__}.{name}()", frame)
+        if (place := setting(function)) is not None:
+            self.objects.reach(place, place.read(self.call))
+        elif reason := effect(function, code_origin(frame.f_code) is LIBRARY):
+            self._refuse(reason, frame)
 
     def _warning_filters(self) -> None:
         """The filters decide whether a warning is shown again: another list, or another first filter, is another case."""
@@ -579,17 +565,6 @@ def watch(function: Any, call: Call, on_refuse: Refused | None = None) -> Watche
     random numbers of Python, foreign objects); state that was written shows in `facts()` only.
     """
     return Watcher(function, call, on_refuse)
-
-
-def _shows_always(message: warnings.WarningMessage) -> bool:
-    """Whether a filter shows this warning each time that it is raised (a filter for certain modules: perhaps)."""
-    for action, text, category, module, line in warnings.filters:
-        if issubclass(message.category, category) and line in (0, message.lineno) and (text is None or text.match(str(message.message))):
-            if action in ("always", "all"):
-                return True
-            if module is None:
-                return False
-    return False
 
 
 def _still(source: Source, call: Call, tensor: torch.Tensor) -> bool:

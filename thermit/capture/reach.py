@@ -28,7 +28,7 @@ from thermit.capture.bytecode import BY_NAME, REFLECTION, Names
 from thermit.capture.known import CONTAINERS, Known, is_quiet
 from thermit.capture.origin import LIBRARY, STANDARD, USER, class_origin, is_library_module
 from thermit.capture.signature import Attr, Call, Class, Global, Guard, Held, Item, Source, Variable
-from thermit.capture.values import ByIdentity
+from thermit.capture.values import ByIdentity, NotStatic
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # backward hooks do nothing to tensors that do not require grad
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
@@ -138,6 +138,8 @@ class Reach(Known):
                 raise ByIdentity("a weak reference, which may lose its object")
             return []
         if kind is ModuleType:
+            if value.__name__.startswith("numpy.random") or (value.__name__ == "numpy" and "random" in attributes):
+                raise NotStatic("numpy.random")
             return [] if is_library_module(value) else self._attributes(value, vars(value), attributes, names)
         if kind is contextvars.ContextVar:
             return self.reach(Variable(value), Variable(value).read(self.call))

@@ -497,6 +497,8 @@ class Kernel(ExpressionWriter):
         program, begin, end = self.program, "%begin", "%end"
         if program.mode == "vector":
             self._vector_range(program.index, program.width, 1, [], program.body, self._parallel_range())
+        elif program.mode == "block":
+            self._blocks(program)
         elif program.extent == 1:  # [begin, end) is [0, 1)
             with self.scope(self.writes_of(program.body)):
                 self.bind(program.index, Value("0", 0, self.innermost))
@@ -515,6 +517,23 @@ class Kernel(ExpressionWriter):
         fence = ["  call void @llvm.x86.sse.sfence()"] if self.streams and self.target.is_x86 else []  # before others read what was written
         lines += self._entry() + self.scopes[0].lines + [*fence, "  ret i32 0"]
         return "\n".join(lines + (["stop:\n  ret i32 1"] if self._can_stop else []) + ["}\n"])
+
+    def _blocks(self, program: LoopProgram) -> None:
+        """As many indices at a time as the width says, the last of them moved back, as the last step of a vector loop is; where stores go
+        around the cache the blocks stay where they are, for such stores must be aligned."""
+        self.steps.extents[program.index] = program.extent - program.width + 1
+        is_whole = program.extent % program.width == 0 and any(m.stream for m in program.memories)
+        if is_whole:
+            self.steps.multiples[program.index] = program.width
+        last = "" if is_whole else self.op(f"sub i64 %end, {program.width}")
+
+        def iteration(at: str) -> list[list[str]]:
+            start = at if is_whole else self.op(f"call i64 @llvm.smin.i64(i64 {at}, i64 {last})")
+            self.bind(program.index, Value(start, 0, self.innermost))
+            self._body(program.body)
+            return []
+
+        self._counted([], "%begin", "%end", program.width, self.writes_of(program.body), iteration, False)
 
     def _parallel_range(self) -> Range:
         """[begin, end): begin is a multiple of the width, end is one too or the end of all.  A last step that is moved back serves

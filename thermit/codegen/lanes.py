@@ -38,6 +38,7 @@ class LaneSteps:
     def __init__(self) -> None:
         self.lanes: Lanes | None = None
         self.extents: dict[Node, int] = {}  # of indices, where they are known
+        self.multiples: dict[Node, int] = {}  # numbers that divide indices of loops around
         self._steps: dict[Node, int | None] = {}
         self._varying: set[Node] = set()  # accumulators with one value per lane
 
@@ -105,6 +106,8 @@ class LaneSteps:
         """A number that divides the value of lane 0 (a large one for 0)."""
         if self.lanes is not None and node is self.lanes.index:
             return self.lanes.multiple
+        if node in self.multiples:
+            return self.multiples[node]
         if node.prim is p.CONST:
             return abs(node.attrs.value) or 1 << 40
         if node.prim in (p.ADD, p.SUB):

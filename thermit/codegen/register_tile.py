@@ -307,13 +307,13 @@ class DotWriter(Writer):
         for c in range(0, len(sums), several):
             group = sums[c : c + several]
             total = self.added(group + ["zeroinitializer"] * (several - len(group)))
-            where = w.op(f"getelementptr inbounds {self.kind}, ptr {base}, i64 {at + c}")
-            if len(group) == several:
+            where = w.op(f"getelementptr inbounds {self.kind}, ptr {base}, i64 {at + c * self.s.spread}")
+            if len(group) == several and self.s.spread == 1:
                 self.put(where, total, vector(self.kind, several))
                 continue
             for k in range(len(group)):
                 one = w.op(f"extractelement {vector(self.kind, several)} {total}, i32 {k}")
-                self.put(w.op(f"getelementptr inbounds {self.kind}, ptr {where}, i64 {k}"), one, self.kind)
+                self.put(w.op(f"getelementptr inbounds {self.kind}, ptr {where}, i64 {k * self.s.spread}"), one, self.kind)
 
     def put(self, where: str, value: str, of: str) -> None:
         if self.s.adds:

@@ -13,12 +13,14 @@ block in a row memory; then the body runs over the block, as vectors.
 
 Every element of the right side is computed once for each block of rows, every element of the left side once for each block of columns (read
 once where it is a plain load).  Each side may be any expression.  Sums are taken in blocks of some terms, which are then added:
-no less accurate than a library's.  Invariant: nothing is read or stored beyond the rows and columns there are; the columns that fill a panel are
-zeros.  Source: Goto, van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
+no less accurate than a library's.  A right side that lies in rows is copied by the first tiles that multiply it.  One to four columns beyond
+whole panels are copied along the depth, and the lanes of their tiles are steps of it.  Invariant: nothing is read or stored beyond the rows and
+columns there are; the columns that fill a panel are zeros.  Source: Goto, van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from thermit.ir import build
@@ -42,11 +44,11 @@ def packed(program: LoopProgram, target: HasRegisters) -> LoopProgram | None:
     return Packing(program, s, target).program()
 
 
-def is_worth(program: LoopProgram, s: Product) -> bool:
-    """Whether a product may be taken apart, and is large enough."""
+def is_worth(program: LoopProgram, s: Product, least_rows: int = 2) -> bool:
+    """Whether a product may be taken apart, and is large enough (one row makes no use of a copy)."""
     m, n, k = s.rows.extent, s.columns.extent, s.depth.extent
     types = {s.left.dtype, s.right.dtype, s.local.dtype}
-    return len(types) == 1 and s.local.dtype in (FLOAT32, FLOAT64) and m * n * k >= LEAST_WORK and m != 1 and not is_updated(program, s)
+    return len(types) == 1 and s.local.dtype in (FLOAT32, FLOAT64) and m * n * k >= LEAST_WORK and m >= least_rows and not is_updated(program, s)
 
 
 def is_updated(program: LoopProgram, s: Product) -> bool:
@@ -59,7 +61,10 @@ def is_updated(program: LoopProgram, s: Product) -> bool:
 
 
 class Packing:
-    """One product while it is taken apart."""
+    """One product while it is taken apart.  `first`, `size`: the block of the depth that is written."""
+
+    first: Node
+    size: int | Node
 
     def __init__(self, program: LoopProgram, s: Product, target: HasRegisters) -> None:
         self.origin, self.s, self.target = program, s, target
@@ -137,22 +142,24 @@ class Packing:
 
     # ------------------------------------------------------------------ the program
     def program(self) -> LoopProgram:
-        b = self.blocks
-        k = self.s.depth.extent
-        count = -(-k // b.depth)
-        self.adds = count > 1 or self._adds_parts()
-        zeros = self._zeros() if self.adds else ()
-        if count == 1:
-            body = (*zeros, *self._summed(ZERO, k))
-        else:
-            block = build.index("kb")
-            first = self.indices.linear([(b.depth, block)])
-            size: int | Node = b.depth
-            if k % b.depth:
-                size = build.minimum(self.indices.linear([(-b.depth, block)], k), b.depth)
-            body = (*zeros, For(block, count, self._summed(first, size)))
-        body = (*body, self._rest())
+        self.adds = self.s.depth.extent > self.blocks.depth or self._adds_parts()
+        body = (*(self._zeros() if self.adds else ()), *self._sums(), self._rest())
         return replace(self.origin, memories=(*self.origin.memories, *self._memories()), index=self.task, extent=self.extent, body=body)
+
+    def _sums(self) -> tuple[Stmt, ...]:
+        """What adds up the block."""
+        return self._over_depth(self._summed)
+
+    def _over_depth(self, summed: Callable[[], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+        """Statements for one block of the depth, which begins at `self.first` and has `self.size` steps, for all of them."""
+        k, depth = self.s.depth.extent, self.blocks.depth
+        if k <= depth:
+            self.first, self.size = ZERO, k
+            return summed()
+        block = build.index("kb")
+        self.first = self.indices.linear([(depth, block)])
+        self.size = build.minimum(self.indices.linear([(-depth, block)], k), depth) if k % depth else depth
+        return (For(block, -(-k // depth), summed()),)
 
     def _adds_parts(self) -> bool:
         """Whether a block of the depth is added up in several parts."""
@@ -181,9 +188,8 @@ class Packing:
         return For(i, self.row_count, (For(j, self.column_count, substitute(self.s.body, new)),))
 
     # ------------------------------------------------------------------ a block of the depth
-    def _summed(self, first: Node, size: int | Node) -> tuple[Stmt, ...]:
-        """What adds up the terms from `first` on."""
-        self.first, self.size = first, size
+    def _summed(self) -> tuple[Stmt, ...]:
+        """What adds up the terms of a block of the depth."""
         b = self.blocks
         if not self.reads_left:
             return (*self._panels(), self._chunks())
@@ -194,6 +200,9 @@ class Packing:
         if self.tiles not in (0, begun):
             count = self.tiles - begun if isinstance(self.tiles, int) else self._plus(self.tiles, -begun)
             body.append(For(t, count, self._rows(self.indices.linear([(b.tile_rows, t)], begun * b.tile_rows), b.tile_rows)))
+        if self.is_edge and self.tiles != 0:
+            edges = For(t, self.tiles, self._edge(self.indices.linear([(b.tile_rows, t)]), b.tile_rows))
+            body += self._if_last((edges,), self.column, self.column_blocks, "rt")
         if b.last:
             body += self._if_last(self._last_rows(at), self.row, self.row_blocks, "rr")
         return tuple(body)
@@ -384,8 +393,8 @@ class Packing:
         if self.panels != 0:
             tile = self._tile(at, k, left, panel, b.tile_columns)
             made.append(For(panel, self.panels, self._filling(tile, panel) if fills else (tile,)))
-        if self.is_edge:
-            made += self._if_last(self._edge(at, len(left)), self.column, self.column_blocks, "rt")
+        if self.is_edge:  # of whole tiles: all in one loop, less code
+            made += self._if_last(self._edge(at, len(left)), self.column, self.column_blocks, "rt") if len(left) < b.tile_rows else ()
         elif self.rest_columns:
             width = -(-self.rest_columns // self.lanes) * self.lanes
             tile = self._tile(at, k, left, self._whole(self.panels, 1), width)

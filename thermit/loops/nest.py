@@ -135,13 +135,14 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """memory[offset + r * step + c] += the sum over `index` of left[r] * right[c] for r < len(left), c < width: fused multiply-adds in the
-    order of the index, from zero on, all accumulators in registers.
+    """memory[offset + r * step + c * spread] += the sum over `index` of left[r] * right[c] for r < len(left), c < width: fused multiply-adds in
+    the order of the index, from zero on, all accumulators in registers.
 
     left[r]   a load, affine in the index: one element for each row
     right     a load, affine in the index: the first of `width` elements that are `apart` from each other
     apart     1: the lanes of a register are neighbouring columns.  Otherwise left and right grow by 1 with the index, and the lanes are steps of it
               (so that nothing need be copied into other places first): each lane adds up its own, and they are added in the end
+    spread    how far the sums of a row are from each other; other than 1 only where lanes are steps
     adds      false: the sum replaces what is in memory
     ahead     places, affine in the index, that are brought into the cache meanwhile
     copied    a load, affine in the index, with a guard mask[...] < 0 or none: right[c] is first written, with its c-th neighbour (and neighbouring
@@ -159,6 +160,7 @@ class Tile:
     adds: bool = True
     ahead: tuple[Load, ...] = ()
     apart: int = 1
+    spread: int = 1
     copied: Node | None = None
 
 
@@ -183,7 +185,8 @@ class LoopProgram:
     """`index` is the parallel loop variable, `extent` its range; body runs once for each.  A program without parallelism has extent 1.
 
     `parallel_mode`/`width`: the parallel loop itself may be a vector loop; then [begin, end) counts single indices, and a
-    caller splits it at multiples of `width`.  `accs` are allowed only inside the body.
+    caller splits it at multiples of `width`.  `accs` are allowed only inside the body.  Mode "block" (made behind `legalize`): the body
+    runs once for `width` indices, `index` is the first of them; the last block is moved back so that it ends at the end.
     """
 
     name: str
@@ -191,7 +194,7 @@ class LoopProgram:
     index: Node
     extent: int
     body: tuple[Stmt, ...]
-    mode: Mode = "serial"
+    mode: Mode | Literal["block"] = "serial"
     width: int = 1
 
 

@@ -9,6 +9,8 @@ another way to copy the right side.
     for kh < 3: for kw < 3: for c < 64: for p: vector
         panel[p, 9 c + 3 kh + kw] = x[column + 56 kh + kw - 57 + 3136 c]  where inside[kh, kw, column]
 
+With channels enough in a block, tiles over the channels of one tap copy their panel while they multiply it, and there is no loop that copies.
+
 Two observations make it cheap.  The depth is cut where its quotients and remainders change, so that none is left.  Where the image is as wide
 as the result, neighbouring columns read neighbouring elements, also from one row of the image to the next; what is not so at the borders is a
 question that no channel changes, so its answers are kept as masks.  Invariant: nothing is read where the question is answered no.

@@ -34,6 +34,8 @@ TALL_ELEMS = 256 << 10  # a reduction of more elements along columns is done in 
 TALL_COLUMNS = 2048  # ... if there are at most so many columns: more are strips enough for all cores
 TALL_LEAST = 16  # columns that are worth a vector
 TALL_PARTS = 16
+ROW_COLUMNS = 4096  # the same for one row times a matrix: what is added up, in float64, is as large as L1, and memory is what bounds it ...
+ROW_PARTS = 8  # ... in so many parts
 
 
 def cost_of(node: Node) -> int:

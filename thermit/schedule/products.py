@@ -113,7 +113,7 @@ def _beside(order: Sequence[Node], found: Products) -> list[Node]:
     for node in order:
         own = node.prim.kind in ("reduce", "scan") or node.prim in (p.GATHER, p.CHECK)
         loops[node] = node not in found.home and node not in found.stored and (own or any(loops[a] for a in node.args))
-    sides = {_seen(a) for node, product in found.home.items() if node is not product for a in node.args if found.home.get(a) is not product}
+    sides = {below_views(a) for node, product in found.home.items() if node is not product for a in node.args if found.home.get(a) is not product}
     return [node for node in order if node in sides and loops[node]]
 
 
@@ -127,7 +127,7 @@ def _keeps_columns(shape: Shape, columns: int) -> bool:
     return size == columns
 
 
-def _seen(node: Node) -> Node:
+def below_views(node: Node) -> Node:
     """What stands below views and casts."""
     while node.prim in _SEEN_THROUGH and (node.prim is not p.PAD or node.args[1].prim is p.CONST):
         node = node.args[0]
@@ -136,6 +136,6 @@ def _seen(node: Node) -> Node:
 
 def _operands(product: Node) -> Iterator[Node]:
     """What the sides are made of."""
-    for side in map(_seen, product.args):
+    for side in map(below_views, product.args):
         if side.prim not in (p.INPUT, p.RESULT, p.CONST, p.IOTA):
             yield side

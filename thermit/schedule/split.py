@@ -3,6 +3,7 @@
     check(x, ok) with ok of another shape   ->  check(x, all(ok) repeated)      so that a check is tested where it is read
     an output or update that is an input    ->  a copy of it                    so that every stored value is a node of its own
     a long reduction into few elements      ->  parts, stored; then the parts   so that cores share it, and sums stay accurate
+    a vector times a matrix, down columns   ->  the same                        so that memory is read in whole rows
 
     sum of float32[1048576]                 ->  %1 = reshape float32[64,16384];  %2 = sum[[1]] %1 (stored);  sum of %2 in float64
 
@@ -18,7 +19,8 @@ from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort
 from thermit.ir.types import FLOAT32, FLOAT64
-from thermit.schedule.cost import SPLIT_ELEMS, SPLIT_PARTS, SPLIT_ROWS, TALL_COLUMNS, TALL_ELEMS, TALL_LEAST, TALL_PARTS
+from thermit.schedule.cost import ROW_COLUMNS, ROW_PARTS, SPLIT_ELEMS, SPLIT_PARTS, SPLIT_ROWS, TALL_COLUMNS, TALL_ELEMS, TALL_LEAST, TALL_PARTS
+from thermit.schedule.products import below_views
 
 
 def split(graph: Graph) -> tuple[Graph, dict[Node, str]]:
@@ -36,6 +38,8 @@ def split(graph: Graph) -> tuple[Graph, dict[Node, str]]:
             again = build.check(x, build.broadcast_to(whole, x.shape))
         elif again.prim.kind == "reduce" and again.type.numel < SPLIT_ROWS and again.args[0].type.numel >= SPLIT_ELEMS:
             again = in_parts(again, parts, SPLIT_PARTS)
+        elif _is_row_times_matrix(again):
+            again = in_parts(again, parts, ROW_PARTS)
         elif node in tall:
             again = in_parts(again, parts, TALL_PARTS)
         new[node] = again
@@ -74,6 +78,22 @@ def _is_tall(node: Node) -> bool:
     if node.prim in (p.ARGMAX, p.ARGMIN) or columns < TALL_LEAST or node.type.numel > TALL_COLUMNS:
         return False
     return x.type.numel >= TALL_ELEMS and max(x.shape[a] for a in axes) >= 4 * TALL_PARTS
+
+
+def _is_row_times_matrix(node: Node) -> bool:
+    """Whether a reduction is a vector times a large matrix, added up along its columns: whole rows of the matrix are one stream of memory,
+    a part of each of them is as slow as its beginnings (Zen 3, one core: 192 of 768 columns 11 GB/s, all 22)."""
+    if node.prim is not p.SUM or node.args[0].prim is not p.MUL or node.args[0].type.numel < TALL_ELEMS:
+        return False
+    x, axes = node.args[0], node.attrs.axes
+    rows, columns = math.prod(x.shape[a] for a in axes), math.prod(x.shape[max(axes) + 1 :])
+    if rows * columns != x.type.numel or not TALL_LEAST <= columns <= ROW_COLUMNS or max(x.shape[a] for a in axes) < 4 * ROW_PARTS:
+        return False
+    one, other = (below_views(side) for side in x.args)
+    return any(
+        vector.type.numel == rows and matrix.type.numel >= x.type.numel and matrix.prim in (p.INPUT, p.RESULT)
+        for vector, matrix in ((one, other), (other, one))
+    )
 
 
 def in_parts(node: Node, parts: dict[Node, str], most: int) -> Node:
