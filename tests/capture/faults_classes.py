@@ -318,6 +318,16 @@ def attrgetter_made_outside() -> Fault:
 
 
 @fault
+def attrgetter_handed_to_a_helper() -> Fault:
+    o = Plain()
+
+    def helper(get: Any) -> Any:
+        return get(o)
+
+    return lambda x: x * helper(operator.attrgetter("t")), (vector(),), lambda: setattr(o, "t", 2.0)
+
+
+@fault
 def methodcaller_made_outside() -> Fault:
     class Conf:
         def get(self, k: float) -> float:

@@ -35,7 +35,7 @@ from thermit.capture.bytecode import IDENTITIES, NAMESPACES, Names, function_of,
 from thermit.capture.effects import effect, setting, shows_always
 from thermit.capture.known import CONTAINERS, is_quiet
 from thermit.capture.origin import LIBRARY, MODULES, STANDARD, USER, called_by_library, class_origin, code_origin, is_library_module, is_package
-from thermit.capture.reach import WALKING_CODES, Reach, in_class
+from thermit.capture.reach import GETTERS, WALKING_CODES, Reach, in_class
 from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, ambient, argument_roots, holds
 from thermit.capture.standin import is_stand_in
 from thermit.capture.values import IMMUTABLE, ByIdentity, Leaves, NotStatic, freeze
@@ -437,6 +437,8 @@ class Watcher:
         kind = type(value)
         if is_quiet(value):
             return []
+        if kind in GETTERS:  # made by the function: the code that gets it asks for its names
+            return [value]
         if isinstance(value, type):  # a class method's own class: nothing else has to lead to it
             return [value] if class_origin(value) is USER else []
         own: list[Any] = [kind] if class_origin(kind) is USER else []

@@ -37,7 +37,7 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by Python code
 _OF_TENSORS = frozenset(dir(torch.Tensor))
 _ASK_CLASS = frozenset(("type", "isinstance"))
 _ASK_BASES = frozenset(("isinstance", "issubclass"))
-_GETTERS = (operator.attrgetter, operator.methodcaller)
+GETTERS = (operator.attrgetter, operator.methodcaller)
 _BY_ANY_NAME = BY_NAME | REFLECTION
 _ASKING = {id(function): name for name in _BY_ANY_NAME if (function := vars(builtins).get(name)) is not None}
 _DISPATCHER: CodeType = functools.singledispatch(len).__code__  # type: ignore[attr-defined]
@@ -335,7 +335,7 @@ def _wider(names: Names, value: Any) -> Names | None:
 
     An operator.attrgetter or methodcaller knows its names; getattr under another name, an object's own __getattribute__ is given any.
     """
-    if type(value) in _GETTERS:
+    if type(value) in GETTERS:
         make, arguments = value.__reduce__()
         asked = make.args if isinstance(make, functools.partial) else arguments
         attributes = {part for text in (asked if type(value) is operator.attrgetter else asked[:1]) for part in text.split(".")}
