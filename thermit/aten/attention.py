@@ -52,6 +52,8 @@ def attention(
         return NotImplemented
     if keys > MOST_UNMASKED and not is_causal:
         return NotImplemented
+    if is_causal and scale is not None and not scale > 0:  # eager scales minus infinity: nan
+        return NotImplemented
     whole = (batch, heads, rows, keys)
     across = b.permute(_per_head(key, heads), (0, 2, 1))
     scores = b.reshape(b.contract(computed(_flat(query)), computed(across)), whole)
