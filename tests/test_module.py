@@ -900,3 +900,18 @@ def test_nothing_folded_or_packed_is_stale(way):
             want = copy.deepcopy(module)(x)
             torch.testing.assert_close(twin(x), want, rtol=1e-4, atol=1e-4)
         del reference
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_encoder_with_padding_takes_the_way_that_it_takes_in_eager():
+    """Where it is told that it is being compiled it leaves its fast path out, and padded places are no zeros."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    fast = thermit.jit(encoder)
+    x, ends = torch.randn(3, 5, 8), torch.tensor([5, 3, 4])
+    padding = torch.arange(5) >= ends[:, None]
+    with torch.no_grad():
+        for _ in range(2):
+            got, want = fast(x, src_key_padding_mask=padding), encoder(x, src_key_padding_mask=padding)
+            assert want[padding].eq(0).all() and got[padding].eq(0).all()
+            torch.testing.assert_close(got, want)
+        torch.testing.assert_close(fast(x), encoder(x))

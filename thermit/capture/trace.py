@@ -352,12 +352,16 @@ _stacks: weakref.WeakSet[_Stack] = weakref.WeakSet()  # of all threads
 _state = _State()
 
 
+# Code of PyTorch that takes another way with other results where it is told yes: an encoder's fast path writes zeros at padded places.
+_TOLD_NO = frozenset({torch.nn.TransformerEncoder.forward.__code__})
+
+
 class _Flag:
     """Stands for torch.compiler._is_compiling_flag while a trace runs: true in the threads that trace."""
 
     def __bool__(self) -> bool:
         recorder = active()
-        return recorder is not None and recorder.is_open
+        return recorder is not None and recorder.is_open and sys._getframe(1).f_code not in _TOLD_NO
 
     def __or__(self, other: Any) -> Any:
         return bool(self) | other
