@@ -349,20 +349,26 @@ def _refined(loop: For, outer: dict[Node, int], indices: Indices) -> tuple[Stmt,
     if loop.mode not in ("vector", "serial"):
         return (loop,)
     if loop.accs:
-        return (_in_blocks(loop),)
+        return _in_blocks(loop)
     if not isinstance(loop.extent, int):
         return (loop,)
     return peel(loop, outer, indices) if loop.mode == "vector" else (loop,)
 
 
-def _in_blocks(loop: For) -> For:
-    """A long float32 sum: the sums of blocks, then their sum in float64, so that no partial sum takes many terms."""
+def _in_blocks(loop: For) -> tuple[For, ...]:
+    """A long float32 sum: the sums of blocks, then their sum in float64, so that no partial sum takes many terms.  Scans and positions are not in
+    blocks: in a serial loop sums beside them are kept in float64, of a vector loop they become a loop of their own."""
     extent = _extent(loop.extent)
-    sums = any(a.combine is p.ADD and a.local.dtype is FLOAT32 for a in loop.accs)
     size = SUM_ELEMS if loop.mode == "vector" else SUM_TERMS if extent >= 4 * SUM_TERMS else SUM_TERMS // 2
     least = 2 * size if loop.mode == "vector" else size + 1
-    if not sums or extent < least or any(a.combine in (None, p.ARGMAX, p.ARGMIN) for a in loop.accs):
-        return loop
+    if not any(map(_is_narrow_sum, loop.accs)) or extent < least:
+        return (loop,)
+    others = tuple(a for a in loop.accs if a.combine in (None, p.ARGMAX, p.ARGMIN))
+    if others and loop.mode == "serial":
+        return (replace(loop, accs=tuple(replace(a, wide=_is_narrow_sum(a)) for a in loop.accs)),)
+    if others:
+        sums = replace(loop, accs=tuple(a for a in loop.accs if a not in others))
+        return (*_in_blocks(sums), replace(loop, body=(), accs=others))
     name = loop.index.attrs.name
     block = build.index(name + "b")
     blocks = -(-extent // size) if isinstance(loop.extent, int) else build.div(build.add(loop.extent, size - 1), size)
@@ -372,10 +378,13 @@ def _in_blocks(loop: For) -> For:
     inner = tuple(replace(a, local=build.local(f"{a.local.attrs.name}b", a.local.dtype), value=replaced(a.value, new)) for a in loop.accs)
     whole = isinstance(loop.extent, int) and extent % size == 0
     rest = size if whole else build.minimum(build.sub(number(extent) if isinstance(loop.extent, int) else loop.extent, start), size)
-    outer = tuple(
-        replace(a, value=i.local, lanes=1, wide=a.combine is p.ADD and a.local.dtype is FLOAT32) for a, i in zip(loop.accs, inner, strict=True)
-    )
-    return For(block, blocks, (replace(loop, extent=rest, body=body, accs=inner),), accs=outer)
+    outer = tuple(replace(a, value=i.local, lanes=1, wide=_is_narrow_sum(a)) for a, i in zip(loop.accs, inner, strict=True))
+    return (For(block, blocks, (replace(loop, extent=rest, body=body, accs=inner),), accs=outer),)
+
+
+def _is_narrow_sum(a: Acc) -> bool:
+    """Whether many terms would make it inaccurate."""
+    return a.combine is p.ADD and a.local.dtype is FLOAT32
 
 
 def _lengthen(program: LoopProgram) -> LoopProgram:
