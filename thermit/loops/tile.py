@@ -366,9 +366,9 @@ def _in_blocks(loop: For) -> tuple[For, ...]:
     others = tuple(a for a in loop.accs if a.combine in (None, p.ARGMAX, p.ARGMIN))
     if others and loop.mode == "serial":
         return (replace(loop, accs=tuple(replace(a, wide=_is_narrow_sum(a)) for a in loop.accs)),)
-    if others:
+    if others:  # first, for the body may write over what they read; they read nothing that it makes
         sums = replace(loop, accs=tuple(a for a in loop.accs if a not in others))
-        return (*_in_blocks(sums), replace(loop, body=(), accs=others))
+        return (replace(loop, body=(), accs=others), *_in_blocks(sums))
     name = loop.index.attrs.name
     block = build.index(name + "b")
     blocks = -(-extent // size) if isinstance(loop.extent, int) else build.div(build.add(loop.extent, size - 1), size)
