@@ -94,7 +94,7 @@ def same(a, b):
 
 
 def close(a, b):
-    return same(a, b) or torch.allclose(a, b, rtol=1e-4, equal_nan=True)
+    return same(a, b) or torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def check(name, function, arguments):
@@ -137,6 +137,15 @@ def filters(*shape):
     return torch.arange(math.prod(shape)).reshape(shape) % 7 * 0.1
 
 
+def rows_of(x, count, size):
+    return x.reshape(-1).repeat(-(-count * size // x.numel()))[: count * size].reshape(count, size)
+
+
+def hidden(scores):
+    rows, keys = (torch.arange(n) for n in scores.shape[-2:])
+    return scores.masked_fill(keys > rows[:, None] + 2, -math.inf)
+
+
 FUNCTIONS = {
     "chain": lambda x: F.gelu(x * 2 + x.sin()) * torch.sigmoid(x).sqrt(),
     "softmax": lambda x: x.softmax(-1),
@@ -169,6 +178,12 @@ FUNCTIONS = {
     "each channel by itself with strides": lambda x: F.conv2d(channels(x, 12), filters(12, 1, 3, 3), stride=2, padding=1, groups=12),
     "patches": lambda x: F.conv2d(channels(x, 12), filters(40, 12, 2, 3), stride=(2, 3)) if x.shape[0] > 1 and x.shape[1] > 2 else x,
     "norm of product": lambda x: (x @ x.t()).relu().sum(1),
+    "few rows": lambda x: (F.linear(rows_of(x, 1, 300), rows_of(x, 37, 300)), F.linear(rows_of(x, 5, 130), rows_of(x, 19, 130)).relu()),
+    "attention": lambda x: F.scaled_dot_product_attention(channels(x, 2), channels(x + 1, 2), channels(x * 2, 2)),
+    "attention, causal": lambda x: F.scaled_dot_product_attention(channels(x, 2), channels(x + 1, 2), channels(x * 2, 2), is_causal=True),
+    "attention to few keys": lambda x: F.scaled_dot_product_attention(channels(x, 2), channels(x, 2)[:, :, ::3], channels(x, 2)[:, :, ::3]),
+    "attention, turned": lambda x: (channels(x, 3) @ channels(x.t().contiguous(), 3)).softmax(-1) @ channels(x, 3).double().float(),
+    "attention by hand": lambda x: hidden(channels(x, 2).double() @ channels(x, 2).double().mT).softmax(-1) @ channels(x, 2).double(),
 }
 SIZES = [(1, 1), (3, 5), (7, 17), (16, 33), (5, 127), (129, 3), (33, 257)]
 
