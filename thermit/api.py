@@ -467,7 +467,7 @@ def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bo
 
     sources = argument_tensors(function, call.args, call.kwargs)
     outcome = trace(run, flat.tensors, sources, watcher, template, refusal, strict=strict, staged=staged)
-    return watcher.facts().guards, outcome
+    return watcher.guards(), outcome
 
 
 # ---------------------------------------------------------------------------------------------- pieces

@@ -29,13 +29,14 @@ from types import CellType, CodeType, FrameType, FunctionType, MethodType, Modul
 from typing import Any
 
 import torch
+from torch._library import simple_registry
 
 from thermit import config
 from thermit.capture.bytecode import IDENTITIES, NAMESPACES, Names, function_of, names_of
 from thermit.capture.effects import effect, setting, shows_always
 from thermit.capture.known import CONTAINERS, is_quiet
 from thermit.capture.origin import LIBRARY, MODULES, STANDARD, USER, called_by_library, class_origin, code_origin, is_library_module, is_package
-from thermit.capture.reach import GETTERS, WALKING_CODES, Reach, in_class
+from thermit.capture.reach import GETTERS, WALKING_CODES, Reach, by_identity, in_class
 from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Global, Guard, Held, Item, Source, ambient, argument_roots, holds
 from thermit.capture.standin import is_stand_in
 from thermit.capture.values import IMMUTABLE, ByIdentity, Leaves, NotStatic, freeze
@@ -65,11 +66,11 @@ _OWN_FACTS = frozenset(
 _OWN_KERNELS = frozenset(("max_pool1d",))  # what the dispatcher shows of them is another way to the same values
 _WALKS = frozenset(("state_dict",))
 # What of torch's own code hands the tensors of a module to the user's.
-_HANDING_CODES = frozenset(
+_HANDING_CODES = by_identity(
     getattr(torch.nn.Module, name).__code__ for name in ("parameters", "named_parameters", "buffers", "named_buffers", "get_parameter", "get_buffer")
 )
 _WARNS = frozenset(("warn", "warn_explicit"))
-_READING_CODES = frozenset(
+_READING_CODES = by_identity(
     getattr(torch.Tensor, name).__code__ for name in ("__array__", "__dlpack__", "storage", "is_shared", "__reduce_ex__", "__deepcopy__")
 )
 _HOOKS_ALWAYS_CALLED = torch.nn.modules.module._global_forward_hooks_always_called
@@ -170,6 +171,8 @@ class Watcher:
         sys.setprofile(self._profile)
 
     def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
+        if id(frame.f_code) in _AROUND_OPERATORS and self._chained is None and self.objects.twice is None:
+            return
         if self._chained is not None:
             self._chained(frame, event, arg)
         try:
@@ -217,15 +220,15 @@ class Watcher:
                     self._refuse_again("calls a module with a hook that is called after exceptions, too", frame)
                 if self._argument(module) and id(module) not in self._fresh:
                     self.objects.module_call(module)
-            elif frame.f_code in WALKING_CODES:
+            elif id(frame.f_code) in WALKING_CODES:
                 self.objects.walked(frame.f_locals["self"])
-            elif frame.f_code in _READING_CODES:
+            elif id(frame.f_code) in _READING_CODES:
                 self._refuse("reads the values of a tensor", frame)
         elif event == "return" and frame in self._frames:
             del self._frames[frame]
             if arg is not None and (not is_quiet(arg) or id(arg) in self.objects.places):
                 self._returned(frame, arg)
-        elif event == "return" and arg is not None and frame.f_code in _HANDING_CODES:
+        elif event == "return" and arg is not None and id(frame.f_code) in _HANDING_CODES:
             self._handed(frame, arg)
         known = self.objects
         if known.twice is not None and (self._identifies or known.twice_copied) and not self._asked:
@@ -520,9 +523,13 @@ class Watcher:
         if filters:
             self.objects.guard(Item(place, 0), "is", filters[0])
 
+    def guards(self) -> tuple[Guard, ...]:
+        """What was found so far, whether or not it still holds."""
+        return (*self.objects.guards.values(), *self.objects.apart())
+
     def facts(self) -> Facts:
         """The guards; refused if the function wrote state, which shows as a guard that no longer holds."""
-        guards = (*self.objects.guards.values(), *self.objects.apart())
+        guards = self.guards()
         if self.refused is None:
             self._check_unchanged(guards)
         if self.refused is None and self._own and self.objects.has_tensors():
@@ -558,6 +565,19 @@ class Watcher:
         code = getattr(self.function, "__code__", None)
         start = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
         return self._writes.get("[]") or next(iter(self._writes.values()), start)
+
+
+# What runs around each operator before the watch is off, and when it is on again: twelve events that tell nothing.
+_AROUND_OPERATORS = by_identity(
+    code.__code__
+    for code in (
+        simple_registry.find_torch_dispatch_rule,
+        simple_registry.SimpleLibraryRegistry.find,
+        simple_registry.GenericTorchDispatchRuleHolder.find,
+        Watcher.pause,
+        Watcher.resume,
+    )
+)
 
 
 def watch(function: Any, call: Call, on_refuse: Refused | None = None) -> Watcher:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -44,7 +44,7 @@ _SWAPPED = {aten.threshold_backward.default, aten.rsub.Tensor, aten.leaky_relu_b
 def broadcast(shapes: Sequence[Shape]) -> Shape | None:
     """The common shape; None where there is none (eager raises)."""
     first = shapes[0]
-    if all(s == first for s in shapes):
+    if shapes.count(first) == len(shapes):
         return first
     rank = max(map(len, shapes))
     out = []
@@ -63,23 +63,53 @@ _ARITHMETIC = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tenso
 _dtypes: dict[Any, torch.dtype] = {}
 
 
-def _pointwise(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Meta | None:
+class _Rule(NamedTuple):
+    """How an overload iterates.  `iterated`, `tagged`: always, or where it has the tag; `numbers`: which arguments become operands if they
+    are numbers."""
+
+    op: OpOverload
+    iterated: bool
+    tagged: bool
+    mixed: bool
+    swapped: bool
+    kind: Callable[[Any], Any]
+    numbers: tuple[bool, ...]
+
+
+_rules: dict[int, _Rule] = {}  # by identity (a rule holds its overload): hashing an overload runs Python
+
+
+def _rule(op: OpOverload) -> _Rule:
+    found = _rules.get(id(op))
+    if found is None:
+        numbers = tuple(a.name in ("self", "other") or isinstance(a.type, torch.TensorType) for a in op._schema.arguments)
+        kind = _kind_of_arithmetic if op in _ARITHMETIC else _kind
+        found = _rules[id(op)] = _Rule(op, op in _ITERATED, op not in _NOT_ITERATED, op in _MIXED, op in _SWAPPED, kind, numbers)
+    return found
+
+
+def _pointwise(rule: _Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Meta | None:
     """The short way; None where it does not apply."""
-    metas = [a for a in (*args, *kwargs.values()) if isinstance(a, Meta)]
-    if not metas or any(isinstance(a, list | tuple) and not isinstance(a, Meta) for a in (*args, *kwargs.values())):
+    metas: list[Meta] = []
+    for a in (*args, *kwargs.values()):
+        if isinstance(a, Meta):
+            metas.append(a)
+        elif isinstance(a, list | tuple):
+            return None
+    if not metas:
         return None
     shape = broadcast([m.geometry.sizes for m in metas])
     if shape is None:
         return None
-    kind = _kind_of_arithmetic if op in _ARITHMETIC else _kind
-    key = (op, torch.get_default_dtype(), tuple(kind(a) for a in args), tuple((k, kind(a)) for k, a in kwargs.items()))
+    kind = rule.kind
+    key = (id(rule.op), torch.get_default_dtype(), tuple([kind(a) for a in args]), tuple([(k, kind(a)) for k, a in kwargs.items()]))
     dtype = _dtypes.get(key)
     if dtype is None:
-        dtype = _dtypes[key] = _probe(op, args, kwargs)
-    if op in _SWAPPED:
+        dtype = _dtypes[key] = _probe(rule.op, args, kwargs)
+    if rule.swapped:
         metas.reverse()
-    seen = [m.geometry for m in metas] if op in _MIXED else _converted(op, metas, dtype)
-    strides = iterated_strides(shape, [*seen, *_numbers(op, args)])
+    seen = [m.geometry for m in metas] if rule.mixed else _converted(rule.op, metas, dtype)
+    strides = iterated_strides(shape, [*seen, *_numbers(rule, args)])
     return Meta(Geometry(shape, strides, 0), dtype)
 
 
@@ -99,10 +129,12 @@ def _converted(op: OpOverload, metas: Sequence[Meta], result: torch.dtype) -> li
     ]
 
 
-def _numbers(op: OpOverload, args: Sequence[Any]) -> list[Geometry]:
+_NUMBER = Geometry((), (), 0)
+
+
+def _numbers(rule: _Rule, args: Sequence[Any]) -> list[Geometry]:
     """The numbers that eager makes operands of (tensors without axes): they decide the strides of axes of size 1."""
-    wrapped = (a.name in ("self", "other") or isinstance(a.type, torch.TensorType) for a in op._schema.arguments)
-    return [Geometry((), (), 0) for w, value in zip(wrapped, args, strict=False) if w and isinstance(value, int | float)]
+    return [_NUMBER for wrapped, value in zip(rule.numbers, args, strict=False) if wrapped and isinstance(value, int | float)]
 
 
 def _is_zeros(op: OpOverload, args: Sequence[Any]) -> bool:
@@ -139,8 +171,9 @@ def meta_tensor(meta: Meta) -> torch.Tensor:
 
 def convert(value: Any, function: Callable[[Any], Any]) -> Any:
     """The value with `function` applied to every leaf of its lists and tuples."""
-    if type(value) in (list, tuple):
-        return type(value)([convert(v, function) for v in value])
+    kind = type(value)
+    if kind is list or kind is tuple:  # not `in`: that asks the class of a stand-in whether it is equal
+        return kind([convert(v, function) for v in value])
     return function(value)
 
 
@@ -152,11 +185,12 @@ def _to_meta(value: Any) -> Any:
 
 def infer(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], *, pointwise: bool, device: bool) -> Any:
     """The call's result with a Meta in place of each tensor.  `device`: the call must be told to stay on meta."""
-    if (pointwise and op not in _NOT_ITERATED and not _is_zeros(op, args)) or op in _ITERATED:
-        found = _pointwise(op, args, kwargs)
+    rule = _rule(op)
+    if (pointwise and rule.tagged and not _is_zeros(op, args)) or rule.iterated:
+        found = _pointwise(rule, args, kwargs)
         if found is not None:
             return found
-    key = (op, device, torch.get_default_dtype(), _plain(args), _plain(tuple(kwargs.items())))
+    key = (id(op), device, torch.get_default_dtype(), _plain(args), _plain(tuple(kwargs.items())))
     if key[3] is None or key[4] is None:
         return _asked(op, args, kwargs, device)
     if key not in _answers:

@@ -45,7 +45,8 @@ UNINITIALISED = {
 @dataclass(frozen=True, slots=True)
 class Overload:
     """`functional`: for "write", the overload that computes what is written; `written`: names of the arguments that it writes, in the
-    order of the functional results; `inplace`: whether the first argument is both read and written."""
+    order of the functional results; `inplace`: whether the first argument is both read and written; `uninitialised`: its values mean
+    nothing."""
 
     op: OpOverload
     treatment: Treatment
@@ -57,6 +58,7 @@ class Overload:
     inplace: bool = False
     takes_tensors: bool = True
     takes_device: bool = False
+    uninitialised: bool = False
 
 
 def is_random(op: Any) -> bool:
@@ -78,7 +80,7 @@ def overload_of(op: OpOverload) -> Overload:
     random = is_random(op)
     pointwise = torch.Tag.pointwise in op.tags
     treatment, functional, written, inplace = _treatment(op)
-    return Overload(op, treatment, random, pointwise, names, functional, written, inplace, tensors, device)
+    return Overload(op, treatment, random, pointwise, names, functional, written, inplace, tensors, device, op in UNINITIALISED)
 
 
 def _treatment(op: OpOverload) -> tuple[Treatment, OpOverload | None, tuple[str, ...], bool]:

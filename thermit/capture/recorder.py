@@ -22,7 +22,7 @@ from thermit.aten.table import DTYPE_OF, TABLE, Lowering
 from thermit.capture.arguments import argument, as_strided, check_options, element_type, flat_metas, frozen, tensors_in, with_defaults
 from thermit.capture.infer import Meta, convert, infer
 from thermit.capture.live import LiveMode
-from thermit.capture.overloads import BATCH_NORM, UNINITIALISED, Overload, overload_of
+from thermit.capture.overloads import BATCH_NORM, Overload, overload_of
 from thermit.capture.plain_sizes import plain_sizes
 from thermit.capture.recording import TRACING, Entry, Fault, GoLive, Input, Restart, Watcher, user_line
 from thermit.capture.signature import Source
@@ -225,6 +225,8 @@ class Recorder(LiveMode):
         return stand_in
 
     def _metas(self, value: Any) -> Any:
+        if is_stand_in(value):
+            return self._meta(self.adopt(value))
         return convert(value, lambda v: self._meta(self.adopt(v)) if isinstance(v, torch.Tensor) else v)
 
     def _meta(self, stand_in: StandIn) -> Meta:
@@ -237,6 +239,8 @@ class Recorder(LiveMode):
         return node
 
     def _nodes(self, value: Any) -> Any:
+        if is_stand_in(value):
+            return self._node(self.adopt(value))
         return convert(value, lambda v: self._node(self.adopt(v)) if isinstance(v, torch.Tensor) else v)
 
     def _grad_check(self, args: Any, kwargs: dict[str, Any]) -> None:
@@ -272,7 +276,7 @@ class Recorder(LiveMode):
 
     def _lower(self, info: Overload, func: OpOverload, args: Any, kwargs: dict[str, Any], metas: Any) -> tuple[Node | None, ...]:
         """The value of each tensor that the call returns."""
-        row = None if func in UNINITIALISED else TABLE.get(func)
+        row = None if info.uninitialised else TABLE.get(func)
         if row is not None:
             try:
                 nodes = self._row(row, args, kwargs, flat_metas(metas))
@@ -285,7 +289,7 @@ class Recorder(LiveMode):
             if nodes is not None:
                 self._note_lines(nodes)
                 return nodes
-        elif func in UNINITIALISED:
+        elif info.uninitialised:
             (meta,) = flat_metas(metas)
             return (b.const(_uninitialised(meta.dtype), element_type(meta.dtype), meta.geometry.sizes),)
         return self._call(info, func, args, kwargs, metas)

@@ -287,6 +287,8 @@ def _equals(value: Any, expected: Any) -> bool:
         return False
     if type(value) is int or type(value) is str or type(value) is bool:
         return bool(value == expected)
+    if type(value) is float and value is expected:
+        return True
     try:
         return bool(freeze(value, Leaves()) == freeze(expected, Leaves()))
     except NotStatic:
