@@ -1,6 +1,7 @@
 """Small results lie in blocks of ours and are ordinary tensors all the same."""
 
 import copy
+import ctypes
 import gc
 import pickle
 import threading
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 import thermit
+from thermit.runtime import small
 from thermit.runtime.library import runtime
 from thermit.runtime.native.parts import SOURCE
 from thermit.runtime.native.pool import SMALL_BYTES, SMALL_KEPT
-from thermit.runtime.torch_abi import word
+from thermit.runtime.torch_abi import Abi, word
 
 native = runtime()
 assert native is not None
@@ -85,6 +87,82 @@ def test_gradients_pass_through_what_is_made_of_results():
     y = more(torch.zeros(8)).requires_grad_()
     (y * y).sum().backward()
     assert torch.equal(y.grad, torch.full((8,), 2.0))
+
+
+NEVER = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(lambda *_: pytest.fail("called"))
+
+
+def other(words=(), functions=()):
+    """The facts about another PyTorch."""
+    facts = native.abi
+    return Abi(
+        {**facts.words, **dict(words)}, {**facts.functions, **dict(functions)},
+        facts.plain_keys, facts.inference_keys, facts.default_include, facts.default_exclude,
+    )  # fmt: skip
+
+
+def table(order, like="allocator_table"):
+    """A table of virtual functions in another order."""
+    functions = [word(native.abi.functions[like] + 8 * k) for k in range(8)]
+    return (ctypes.c_uint64 * 8)(*functions[:2], *(functions[2 + k] for k in order))
+
+
+SHAPES = {
+    "allocate comes later": {"allocator_table": (0, 1, 3, 2, 4, 5)}, "one destructor": {"allocator_table": (1, 2, 3, 4, 5, 0)},
+    "another in between": {"allocator_table": (0, 1, 2, 4, 3, 5)}, "another allocator at work": {"default_allocator_table": (0, 1, 2, 3, 4, 5)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_allocators_of_another_shape_are_not_called(shape):
+    tables = {name: table(order, name) for name, order in shape.items()}
+    call = ctypes.cast(NEVER, ctypes.c_void_p).value
+    assert not small.fits(other(functions={name: ctypes.addressof(t) for name, t in tables.items()}), native.pool, call)
+
+
+@pytest.mark.parametrize("name", ["empty_in", "allocator_table", "default_allocator_table", "is_simple_data", "pure_virtual"])
+def test_without_a_symbol_nothing_is_called(name):
+    assert not small.fits(other(functions={name: 0}), native.pool, ctypes.cast(NEVER, ctypes.c_void_p).value)
+
+
+def test_storages_of_another_shape_are_not_made():
+    assert not small.fits(other(words={"DATA": native.abi.words["DATA"] + 8}), native.pool, ctypes.cast(NEVER, ctypes.c_void_p).value)
+    assert small.fits(other(), native.pool, native.address["small_tensor"])
+
+
+@pytest.mark.parametrize("nbytes", [-1, 0, SMALL_BYTES + 1, 1 << 40])
+def test_the_allocator_gives_nothing_but_small_blocks(nbytes):
+    result = (ctypes.c_int64 * 4)(-1, -1, -1, -1)
+    allocate = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(native.address["small_allocate"])
+    assert allocate(ctypes.addressof(result), 0, nbytes) == ctypes.addressof(result) and result[0] == result[2] == 0
+
+
+def test_what_outlives_the_tensor_keeps_its_block():
+    x = torch.zeros(100)
+
+    def others():
+        gc.collect()
+        assert all(bool((more(x).fill_(9) == 9).all()) for _ in range(50))
+
+    for outlives in (lambda: more(x).numpy(), lambda: torch.from_dlpack(more(x).__dlpack__()), lambda: torch.zeros(3).set_(more(x)),
+                     lambda: torch._lazy_clone(more(x)), lambda: more(x).untyped_storage(), lambda: more(x)[7:].view(31, 3)):  # fmt: skip
+        left = outlives()
+        others()
+        seen = torch.empty(0).set_(left) if isinstance(left, torch.UntypedStorage) else torch.as_tensor(left)
+        assert bool((seen == 1).all())
+
+
+def test_storages_shrink_grow_and_change_their_memory():
+    for k in (0, 7, 400, 4000):
+        y = more(torch.zeros(100))
+        y.untyped_storage().resize_(k)
+        assert y.untyped_storage().nbytes() == k
+        y.set_(torch.full((5,), 2.0))
+        assert y.tolist() == [2.0] * 5
+    y, clone = more(torch.zeros(100)), None
+    clone = torch._lazy_clone(y)
+    y.add_(1)
+    assert bool((clone == 1).all()) and bool((y == 2).all())
 
 
 def test_threads_share_the_blocks():

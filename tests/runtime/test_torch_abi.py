@@ -17,7 +17,7 @@ def test_every_probe_fits_this_pytorch():
 
 def test_the_probes_find_what_the_native_parts_read():
     facts = torch_abi.abi()
-    assert set(facts.words) == set(parts.ABI_WORDS) and set(facts.functions) == set(parts.OUTSIDE)
+    assert set(facts.words) == set(parts.ABI_WORDS) and set(facts.functions) == {*parts.OUTSIDE, *torch_abi.SHAPE}
 
 
 def test_ambient_tells_modes_apart():

@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import os
 import subprocess
 import sys
 import weakref
@@ -75,6 +76,52 @@ try:
 except TypeError as error:
     print("TypeError")
 """
+
+
+def test_a_slot_that_is_written_does_no_harm():
+    f, x = thermit.jit(lambda x: x + 1), torch.zeros(2)
+    f(x)
+    bound = f._thermit_bound
+    for wrong in (5, "bound", f, object.__new__(type(bound))):
+        f._thermit_bound = wrong
+        with pytest.raises(RuntimeError, match="being destroyed"):
+            f(x)
+    del f._thermit_bound
+    with pytest.raises(RuntimeError, match="being destroyed"):
+        f(x)
+    f._thermit_bound = bound
+    assert f(x).tolist() == [1.0, 1.0]
+
+
+ENDING = """
+import sys
+import torch, thermit
+def add(x):
+    x.add_(1)  # PyTorch itself cannot free tensors then: no results
+f, x = thermit.jit(add), torch.zeros(4)
+for _ in range(12):
+    f(x)
+class Last:
+    def __init__(self, f):
+        self.f, self.x = f, x
+    def __del__(self):
+        try:
+            self.f(self.x)
+        except Exception as error:
+            pass
+        print("called")
+place = sys.modules[sys.argv[1]]
+place.last = Last(f), Last(f._entry.callable)
+"""
+
+
+@pytest.mark.parametrize("module", ["__main__", "builtins", "torch", "torch.autograd.forward_ad", "thermit.runtime.library", "thermit.runtime.entry"])
+def test_calls_while_modules_are_taken_apart(module):
+    """Freed memory of Python is overwritten here, so what the native parts still look at must not be freed."""
+    environment = {**os.environ, "PYTHONMALLOC": "debug"}
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", ENDING, module], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["called"] * 2
 
 
 def test_one_that_the_collector_has_begun_to_take_raises():

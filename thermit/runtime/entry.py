@@ -68,9 +68,10 @@ class _MethodDef(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
 
 
-_methods: list[_MethodDef] = []
+_methods: list[_MethodDef] = torch_abi.for_ever([])
 
 
+@torch_abi.for_ever
 def _gone(*_: Any, **__: Any) -> Any:
     raise RuntimeError("this jitted function is being destroyed")
 
@@ -83,7 +84,7 @@ def _words(slow_path: Callable[..., Any]) -> tuple[bytes, ctypes.Array[ctypes.c_
     return memory, words
 
 
-_NOBODY = _Bound(_words(_gone)[0], None)  # who calls an entry that the collector has taken apart finds this
+_NOBODY = torch_abi.for_ever(_Bound(_words(_gone)[0], None))  # who calls an entry that the collector has taken apart finds this
 
 
 class Entry:

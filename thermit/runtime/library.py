@@ -20,7 +20,7 @@ from thermit.runtime.native.language import Source
 from thermit.runtime.native.objects import object_code
 from thermit.runtime.native.parts import SOURCE
 from thermit.runtime.pool import Pool
-from thermit.runtime.torch_abi import Abi, abi
+from thermit.runtime.torch_abi import Abi, abi, for_ever
 
 _lock = lock()
 _made: list[Runtime | None] = []
@@ -62,7 +62,7 @@ def _linked(facts: Abi) -> Runtime | None:
 
 def make(facts: Abi, pool: Pool) -> Runtime:
     """A native part with a pool of its own (a process needs one)."""
-    switch, found = (ctypes.c_int64 * 2)(), layout()
+    switch, found = for_ever((ctypes.c_int64 * 2)()), layout()
     own = {"PID": os.getpid(), "SWITCH": ctypes.addressof(switch), "POOL": pool.address, "SMALL": 0}
     own |= {"DICT_VERSION": 0 if found is None else found.dict_version, "BOUND": 0, "GONE": 0}  # the latter are set by runtime/entry.py
     address = load(SOURCE, {**facts.words, **facts.functions, **own})

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from thermit.records import dataclass
 from thermit.runtime.native.pool import SMALL_LISTS, STATE, STATE_WORDS
+from thermit.runtime.torch_abi import for_ever
 
 IDLE_BYTES = 512 << 20
 
@@ -36,7 +37,7 @@ class Pool:
         self._state = (ctypes.c_int64 * STATE_WORDS)()
         self._state[STATE["LIMIT"] // 8] = min(IDLE_BYTES, memory // 8) if limit_bytes is None else limit_bytes
         self.address = ctypes.addressof(self._state)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._state))  # deleters run until the process ends
+        for_ever(self._state)  # deleters run until the process ends
         os.register_at_fork(after_in_child=self._unlock)
 
     def use(self, address: Mapping[str, int]) -> None:

@@ -3,6 +3,8 @@
 In:  the facts about PyTorch, the pool with its functions.  Out: `fits(...)`.
 Idea: PyTorch makes an ordinary tensor with an allocator of ours, which gives it a block and whose deleter takes the block back; then the storage is
 told that PyTorch's own allocator made it, so that it resizes as usual.  Such a tensor must not differ from an ordinary one.
+PyTorch calls our allocator by its place in a table of virtual functions and gets a structure from it: both are compared with what PyTorch exports
+and with ordinary tensors first (`_allocators_fit`), by reading alone, so that a library of another shape is left alone.
 Invariant: every word of the storage but those that differ among ordinary tensors is as PyTorch has it, in and outside inference mode.
 """
 
@@ -27,13 +29,30 @@ _KINDS: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...] = (
 
 def fits(facts: Abi, pool: Pool, make: int) -> bool:
     """Probed in a thread of its own: what this one is inside of is no fact about the library.  Elsewhere results are returned in other registers."""
-    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64") or not facts.functions["empty_in"]:
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64") or not facts.functions["empty_in"] or not _allocators_fit(facts):
         return False
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(_all_fit(facts, pool, make)))
     thread.start()
     thread.join()
     return answers == [True]
+
+
+def _allocators_fit(facts: Abi) -> bool:
+    """Whether a c10::Allocator has two destructors, then allocate, which is abstract, is_simple_data_ptr, raw_deleter, and copy_data, abstract too;
+    whether PyTorch's own one is at work; and whether storages keep {data, deleter, context, device}."""
+    abstract, own, simple, pure = (facts.functions[name] for name in ("allocator_table", "default_allocator_table", "is_simple_data", "pure_virtual"))
+    if not (abstract and own and simple and pure) or word(facts.words["CPU_ALLOCATOR"]) != own + 16:
+        return False
+    functions = [[word(table + 16 + 8 * k) for k in range(6)] for table in (abstract, own)]
+    if [functions[0][k] for k in (2, 3, 5)] != [pure, simple, pure] or functions[1][3] != simple or functions[0][4] in (pure, simple):
+        return False
+    tensors = [torch.empty_strided(*kind[:2], dtype=kind[2], device="cpu") for kind in _KINDS]
+    at = facts.words["DATA"]
+    parts = [[word(t.untyped_storage()._cdata + at + 8 * k) for k in range(4)] for t in tensors]
+    alike = {(deleter, device & 0xFFFF) for _, deleter, _, device in parts}
+    kept = all(data == context == t.data_ptr() for t, (data, _, context, _) in zip(tensors, parts, strict=True))
+    return kept and len(alike) == 1 and alike.pop()[0] not in (0, *(t.data_ptr() for t in tensors))
 
 
 def _all_fit(facts: Abi, pool: Pool, make: int) -> bool:

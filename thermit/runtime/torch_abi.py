@@ -53,6 +53,13 @@ _MANGLED = {
 _OPTIONAL = {
     "empty_in": "_ZN2at6detail21empty_strided_genericEN3c108ArrayRefIlEES3_PNS1_9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeE",
 }
+# What is never called, but tells whether that one can be (runtime/small.py).
+SHAPE = {
+    "allocator_table": "_ZTVN3c109AllocatorE",
+    "default_allocator_table": "_ZTVN3c1019DefaultCPUAllocatorE",
+    "is_simple_data": "_ZNK3c109Allocator18is_simple_data_ptrERKNS_7DataPtrE",
+    "pure_virtual": "__cxa_pure_virtual",
+}
 _PYTHON = {
     "incref": "Py_IncRef",
     "decref": "Py_DecRef",
@@ -105,6 +112,12 @@ class Abi:
 def word(address: int) -> int:
     """The unsigned 64-bit word at an address."""
     return ctypes.c_uint64.from_address(address).value
+
+
+def for_ever(value: Any) -> Any:
+    """An object whose address the native parts hold: calls may come until the process ends, when modules have been taken apart."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+    return value
 
 
 def _words(address: int, nbytes: int) -> tuple[int, ...]:
@@ -250,7 +263,7 @@ def _thread_keys(library: ctypes.CDLL) -> tuple[int, int, tuple[int, int]]:
     module, base = ctypes.c_uint64(), ctypes.c_uint64()
     _require(dlinfo(library._handle, 9, ctypes.addressof(module)) == 0 and dlinfo(library._handle, 10, ctypes.addressof(base)) == 0, "dlinfo")
     index = (ctypes.c_uint64 * 2)(module.value, here - base.value)
-    _KEEP.append(index)
+    for_ever(index)
     address = _symbol(ctypes.CDLL(None), "__tls_get_addr")
     get = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
 
@@ -321,7 +334,7 @@ def _objects() -> dict[str, int]:
     _require(word(id(number) + 16) == struct.unpack("Q", struct.pack("d", number))[0], "float")
     objects: dict[str, object] = {"FLOAT_TYPE": float, "TUPLE_TYPE": tuple, "LIST_TYPE": list, "DICT_TYPE": dict, "TENSOR_TYPE": torch.Tensor}
     objects |= {"NONE": None, "NOT_IMPLEMENTED": NotImplemented, "EXCEPTION": Exception}
-    return {name: id(value) for name, value in {**objects, "BUILTINS": vars(builtins)}.items()}
+    return {name: id(for_ever(value)) for name, value in {**objects, "BUILTINS": vars(builtins)}.items()}
 
 
 def _forward_ad() -> dict[str, int]:
@@ -329,7 +342,7 @@ def _forward_ad() -> dict[str, int]:
     level, none = forward_ad._current_level, int("-1")
     _require(type(level) is int and level >= none and int("-1") is none, "level of forward mode")
     key = sys.intern("_current_level")
-    return {"FORWARD_AD": id(vars(forward_ad)), "CURRENT_LEVEL": id(key), "NO_LEVEL": id(none)}
+    return {name: id(for_ever(value)) for name, value in (("FORWARD_AD", vars(forward_ad)), ("CURRENT_LEVEL", key), ("NO_LEVEL", none))}
 
 
 # dtype: DLPack's code | bits << 8 | lanes << 16
@@ -349,7 +362,6 @@ SCALAR_TYPES: dict[torch.dtype, int] = {
     torch.uint16: 27, torch.uint32: 28, torch.uint64: 29,
 }  # fmt: skip
 
-_KEEP: list[Any] = []
 _cache: list[Abi | None] = []
 _cache_lock = lock()
 mismatch: str | None = None
@@ -380,7 +392,7 @@ def _probe() -> Abi:
     folder = Path(torch.__file__).parent / "lib"
     python, c10 = ctypes.CDLL(str(folder / "libtorch_python.so")), ctypes.CDLL(str(folder / "libc10.so"))
     functions = {**_symbols(python, _MANGLED), **_symbols(ctypes.pythonapi, _PYTHON), **_symbols(ctypes.CDLL(None), _SYSTEM)}
-    functions |= {name: _symbol(python, symbol) if hasattr(python, symbol) else 0 for name, symbol in _OPTIONAL.items()}
+    functions |= {name: _symbol(python, symbol) if hasattr(python, symbol) else 0 for name, symbol in {**_OPTIONAL, **SHAPE}.items()}
     _check_functions(functions)
     _check_tensors(functions)
     allocator = ctypes.CFUNCTYPE(ctypes.c_uint64)(functions["cpu_allocator"])()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thermit.runtime.library import Runtime, runtime
-from thermit.runtime.torch_abi import word
+from thermit.runtime.torch_abi import for_ever, word
 
 _SLOT = "_thermit_bound"
 _HAVE_VECTORCALL = 1 << 11
@@ -51,7 +51,7 @@ def called_natively(base: type) -> type | None:
     call = ctypes.cast(ctypes.pythonapi.PyVectorcall_Call, ctypes.c_void_p)
     slots = (_TypeSlot * 3)(_TypeSlot(_CALL, call), _TypeSlot(_MEMBERS, ctypes.cast(members, ctypes.c_void_p)))
     spec = _Spec(f"{base.__module__}.{base.__qualname__}".encode(), at + 16, 0, _HAVE_VECTORCALL, slots)
-    _keep.extend((members, slots, spec))
+    _keep.append(for_ever((members, slots, spec)))
     make = ctypes.pythonapi.PyType_FromSpecWithBases
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object]
     kind: type = make(ctypes.addressof(spec), (base,))

@@ -102,7 +102,7 @@ def shorten(variant, args, nargs, kwnames):
 
 def call_object(self, args, nargs, kwnames):
     bound = i64[self + BOUND]
-    if bound == 0:
+    if bound == 0 or i64[bound + 8] != i64[GONE + 8]:  # the slot is written by who writes all attributes of objects
         bound = GONE
     return call(bound, args, nargs & COUNT_BITS, kwnames)
 

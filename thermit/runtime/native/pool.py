@@ -186,13 +186,14 @@ def small_give(payload):
     return 0
 
 def small_allocate(result, allocator, nbytes):
-    """`allocate` of a c10::Allocator {functions, block}: stores a DataPtr {data, deleter, context, device} of its block."""
-    payload = i64[allocator + 8]
+    """`allocate` of a c10::Allocator: stores a DataPtr {data, deleter, context, device}; data is 0 if there is no such block."""
+    payload = 0
+    if nbytes > 0 and nbytes <= SMALL_BYTES:
+        payload = small_take(nbytes)
     i64[result] = payload
     i64[result + 8] = small_give
     i64[result + 16] = payload
     i64[result + 24] = DEVICE
-    i64[allocator + 8] = 0
     return result
 
 def small_other():
@@ -201,19 +202,17 @@ def small_other():
 
 def small_tensor(spec, object):
     """`make_tensor` in a small block."""
-    memory = stack(32)
-    payload = small_take(i64[spec + 40])
-    if payload == 0:
-        return 1
-    i64[memory] = POOL + FUNCTIONS
-    i64[memory + 8] = payload
+    allocator = stack(16)
+    i64[allocator] = POOL + FUNCTIONS
+    made = allocator + 8
     axes = i64[spec]
-    made = memory + 16
-    empty_in(made, i64[spec + 8], axes, i64[spec + 16], axes, memory, INFERENCE_KEYS, i64[spec + 24])
-    i64[i64[i64[made] + STORAGE] + ALLOCATOR] = CPU_ALLOCATOR
-    i64[object + 8] = payload
+    empty_in(made, i64[spec + 8], axes, i64[spec + 16], axes, allocator, INFERENCE_KEYS, i64[spec + 24])
+    storage = i64[i64[made] + STORAGE]
+    i64[storage + ALLOCATOR] = CPU_ALLOCATOR
+    data = i64[storage + DATA]
+    i64[object + 8] = data
     i64[object] = wrap(made)
-    return i64[object] == 0
+    return data == 0 or i64[object] == 0
 
 def pool_delete(record):
     """Deleter of a DLPack record: the tensor's storage has died."""
