@@ -184,7 +184,7 @@ Stmt = For | Store | Check | Product | Tile | Chain
 class LoopProgram:
     """`index` is the parallel loop variable, `extent` its range; body runs once for each.  A program without parallelism has extent 1.
 
-    `parallel_mode`/`width`: the parallel loop itself may be a vector loop; then [begin, end) counts single indices, and a
+    `mode`, `width`: the parallel loop itself may be a vector loop; then [begin, end) counts single indices, and a
     caller splits it at multiples of `width`.  `accs` are allowed only inside the body.  Mode "block" (made behind `legalize`): the body
     runs once for `width` indices, `index` is the first of them; the last block is moved back so that it ends at the end.
     """
