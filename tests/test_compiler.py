@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import thermit
 from thermit import compiler
+from thermit.codegen.emit import Function
 from thermit.codegen.target import Target
 from thermit.compiler import Compilation
 from thermit.loops.nest import LoopProgram
@@ -105,3 +106,17 @@ def test_blocks_of_a_sum_that_do_not_fit_are_known_to_run() -> None:
     (code,) = compiled(distances, x).codes.values()
     assert code.module.text.count(".any = icmp slt") == 1  # of the parallel loop
     torch.testing.assert_close(thermit.jit(distances)(x), distances(x))
+
+
+def test_modules_take_even_shares_of_the_text_the_longest_first() -> None:
+    named = {f"kernel{i}": Function("x" * (1000 + 7919 * i % 90_000), {}) for i in range(40)}
+    for threads in (1, 2, 8):
+        groups = compiler.shared_out(named, threads)
+        assert sorted(symbol for group in groups for symbol in group) == sorted(named)
+        sizes = [sum(len(f.body) for f in group.values()) for group in groups]
+        longest = max(len(f.body) for f in named.values())
+        most = max(longest, compiler.LEAST_TEXT, sum(sizes) / (threads * compiler.MODULES))
+        assert max(sizes) <= most and len(groups) > threads
+        assert len(next(iter(groups[0].values())).body) == longest
+    assert len(compiler.shared_out({"kernel0": Function("x", {}), "kernel1": Function("y", {})}, 2)) == 1
+    assert compiler.shared_out({}, 2) == []

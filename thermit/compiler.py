@@ -15,6 +15,7 @@ loop programs, of the same or of another function, share machine code, and so do
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import time
 from collections import Counter, OrderedDict
@@ -47,7 +48,9 @@ from thermit.schedule.plan import Plan
 T = TypeVar("T")
 
 CODE_CACHE_KERNELS = 2048  # machine code kept for reuse, by loop program and by text; a kernel is some 4 to 40 KiB
-KERNELS_PER_MODULE = 12  # more than this many new kernels are compiled in several modules, on several threads
+THREADS = 8  # that compile at once, if there are so many cores
+MODULES = 6  # for each of them, at most: the last to end keeps the others waiting no longer than one takes
+LEAST_TEXT = 60_000  # letters worth a module of its own (3 milliseconds, where so much text takes 70)
 
 
 @dataclass
@@ -186,28 +189,40 @@ def compiled(functions: list[Function], target: Target) -> list[tuple[MachineCod
             _functions.move_to_end(key)
     new = {key: f for key, f in zip(keys, functions, strict=True) if key not in found}
     named = {f"kernel{i}": f for i, f in enumerate(new.values())}
-    size = _per_module(len(named))
-    groups = [dict(list(named.items())[i : i + size]) for i in range(0, len(named), size)]
+    groups = shared_out(named, _threads())
     modules = machine_code([module(group, target) for group in groups], target)
-    for i, (key, symbol) in enumerate(zip(new, named, strict=True)):
-        found[key] = modules[i // size], symbol
+    where = {symbol: made for group, made in zip(groups, modules, strict=True) for symbol in group}
+    for key, symbol in zip(new, named, strict=True):
+        found[key] = where[symbol], symbol
     with _lock:
         _functions.update((key, found[key]) for key in new)
         _trim(_functions)
     return [found[key] for key in keys]
 
 
-def _per_module(count: int) -> int:
-    """Kernels of a module, so that two threads have about as many."""
-    modules = 2 * -(-count // (2 * KERNELS_PER_MODULE))
-    return KERNELS_PER_MODULE if count <= KERNELS_PER_MODULE else -(-count // modules)
+def shared_out(named: dict[str, Function], threads: int) -> list[dict[str, Function]]:
+    """The functions in modules, the longest first; time goes by the length of the text."""
+    most = max(LEAST_TEXT, sum(len(f.body) for f in named.values()) / (threads * MODULES))
+    groups: list[dict[str, Function]] = []
+    size: float = most
+    for symbol, f in sorted(named.items(), key=lambda item: -len(item[1].body)):
+        if size + len(f.body) > most:
+            groups.append({})
+            size = 0
+        groups[-1][symbol] = f
+        size += len(f.body)
+    return groups
+
+
+def _threads() -> int:
+    return min(THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def machine_code(texts: list[str], target: Target) -> list[MachineCode]:
     """One module a text; several at once where there are several (LLVM releases the GIL)."""
-    if len(texts) < 2:
+    if len(texts) < 2 or _threads() < 2:
         return [MachineCode(text, target) for text in texts]
-    with ThreadPoolExecutor(max_workers=2) as threads:
+    with ThreadPoolExecutor(max_workers=min(_threads(), len(texts))) as threads:
         return list(threads.map(lambda text: MachineCode(text, target), texts))
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 
+import llvmlite.binding as llvm
 import pytest
 
 from thermit.codegen.target import host_target, x86_target
@@ -151,3 +152,33 @@ if pid:
     for text in ("import thermit", program):
         done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", text], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_code_is_generated_past_the_lock_of_llvmlite() -> None:
+    assert callable(llvm.ffi.lib.LLVMPY_TargetMachineEmitToMemory._cfn), "two modules are no longer compiled at once"
+
+
+def test_a_fork_waits_for_threads_that_generate_code() -> None:
+    program = """
+import os, threading
+from thermit.codegen.target import host_target
+from thermit.runtime.machine import WARM_UP, MachineCode
+done = False
+def work():
+    while not done:
+        MachineCode(WARM_UP, host_target())
+threads = [threading.Thread(target=work) for _ in range(2)]
+for t in threads:
+    t.start()
+for _ in range(5):
+    pid = os.fork()
+    if not pid:
+        MachineCode(WARM_UP, host_target())
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+done = True
+for t in threads:
+    t.join()
+"""
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", program], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")

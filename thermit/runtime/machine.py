@@ -7,7 +7,8 @@ The object is position independent, so its bytes may be kept and linked again (`
 Measured (Zen 3, one busy core; 20 operations, one loop): parse 0.4 ms, select and allocate 8 ms, link 0.4 ms (MCJIT: 1.1 ms).  Level 1
 of the code generator is no faster than level 2, level 0 three times faster and its code several times slower.
 
-Thread-safe: each module has a context of its own, and LLVM runs without the GIL.
+Thread-safe: each module has a context of its own, and LLVM runs without the GIL.  llvmlite takes one lock around each of LLVM's functions; the one
+that generates code, nearly all of the time, is called past it: it touches only its module and its generator, and LLVM is made for that.
 """
 
 from __future__ import annotations
@@ -64,18 +65,70 @@ class _Linker:
 _linker = _Linker()
 
 
+class _Emissions:
+    """The threads that generate code.  A fork waits until there is none: whoever is inside LLVM holds locks of it, which nobody would ever
+    free in the child.  (Not for the thread that forks, which is there only in name: a signal came when it was done.)"""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._at_work: set[int] = set()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        me = threading.get_ident()
+        with self._changed:
+            self._at_work.add(me)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._at_work.discard(me)
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Waits until no other thread is at work; none begins before `go`."""
+        self._changed.acquire()
+        self._changed.wait_for(lambda: self._at_work <= {threading.get_ident()})
+
+    def go(self) -> None:
+        self._changed.release()
+
+
+_emissions = _Emissions()
+
+
 def _quiet_forks() -> None:
-    """A fork waits until no thread is inside LLVM: llvmlite holds one lock around each of its functions, and a thread that does not exist in
+    """A fork waits until no thread is inside LLVM: llvmlite holds one lock around its functions, and a thread that does not exist in
     the child would hold it, and LLVM's own, for ever."""
     inside = llvm.ffi.lib._lock
-    os.register_at_fork(
-        before=inside.__enter__,
-        after_in_parent=lambda: inside.__exit__(None, None, None),
-        after_in_child=lambda: inside.__exit__(None, None, None),
-    )
+
+    def before() -> None:
+        _emissions.stop()  # whoever generates code waits for nothing
+        inside.__enter__()
+
+    def after() -> None:
+        inside.__exit__(None, None, None)
+        _emissions.go()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
 
 
 _quiet_forks()
+
+
+def _emitted(generator: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
+    """The module as an object."""
+    emit = llvm.ffi.lib.LLVMPY_TargetMachineEmitToMemory
+    emit = getattr(emit, "_cfn", emit)  # without the lock
+    with llvm.ffi.OutputString() as error:
+        with _emissions.one():
+            buffer = emit(generator, module, 1, error)
+        if not buffer:
+            raise RuntimeError(str(error))
+    try:
+        return ctypes.string_at(llvm.ffi.lib.LLVMPY_GetBufferStart(buffer), llvm.ffi.lib.LLVMPY_GetBufferSize(buffer))
+    finally:
+        llvm.ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
 def link_forever(data: bytes, symbols: Sequence[str]) -> dict[str, int]:
@@ -120,7 +173,7 @@ def warm_up(target: Target) -> None:
 
     def work() -> None:
         with suppress(Exception), _parsed(WARM_UP) as module, _generators.one(target) as generator:
-            generator.emit_object(module)
+            _emitted(generator, module)
 
     threading.Thread(target=work, name="thermit").start()
 
@@ -143,7 +196,7 @@ class MachineCode:
             if missing:
                 raise CompileError(f"the module calls {', '.join(missing)}, which this process does not have", advice=_ADVICE)
             with _generators.one(target) as generator:
-                self.object: bytes = generator.emit_object(module)
+                self.object: bytes = _emitted(generator, module)
         self._link()
 
     @classmethod
