@@ -58,12 +58,13 @@ class Lowering:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Lowered:
         """The value(s) of the call, or NotImplemented."""
-        nodes = list(nodes_in((*args, *kwargs.values())))
-        if any(node.dtype.is_complex for node in nodes) or any(isinstance(a, complex) for a in (*args, *kwargs.values())):
+        given = (*args, *kwargs.values())
+        kinds = {node.dtype.name for node in nodes_in(given)}
+        if not kinds.isdisjoint(_COMPLEX) or any(isinstance(a, complex) for a in given):
             return NotImplemented
-        if self.floats and not nodes[0].dtype.is_float:
+        if self.floats and not next(nodes_in(given)).dtype.is_float:
             return NotImplemented
-        unsigned = kwargs.get("dtype") in _WIDE_UNSIGNED or any(TORCH_OF[node.dtype] in _WIDE_UNSIGNED for node in nodes)
+        unsigned = kwargs.get("dtype") in _WIDE_UNSIGNED or not kinds.isdisjoint(_WIDE_UNSIGNED_NAMES)
         if unsigned and not _takes_wide_unsigned(self.op):
             return NotImplemented
         return self.function(*args, **kwargs)
@@ -71,6 +72,8 @@ class Lowering:
 
 # Types that eager has few kernels for.  Pointwise rows are safe: capture has tried the real kernel; of the others those that move and add.
 _WIDE_UNSIGNED = frozenset((torch.uint16, torch.uint32, torch.uint64))
+_WIDE_UNSIGNED_NAMES = frozenset(DTYPE_OF[dtype].name for dtype in _WIDE_UNSIGNED)
+_COMPLEX = frozenset(dtype.name for dtype in DTYPES.values() if dtype.is_complex)
 _MOVES = frozenset(
     (
         "cat", "stack", "clone", "copy", "repeat", "roll", "_to_copy", "constant_pad_nd", "block_diag", "diag_embed", "index", "index_select",

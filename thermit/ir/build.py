@@ -229,6 +229,8 @@ def broadcast_to(x: Node, shape: Shape) -> Node:
     missing = len(shape) - x.type.ndim
     if missing < 0:
         raise TypeRuleError(f"broadcast: {x.type} to {list(shape)}")
+    if x.prim is p.CONST and x.type.ndim == 0:  # a number: not by way of a constant for each step
+        return Node(p.CONST, (), x.attrs, x.type.with_shape(shape))
     return expand(reshape(x, (1,) * missing + x.shape), shape)
 
 
