@@ -81,6 +81,9 @@ def test_kinds_of_callables():
             thermit.jit(bad)(x)
     with pytest.raises(ValueError, match="on_miss"):
         thermit.jit(scaled, on_miss="never")
+    for few in (0, -1):
+        with pytest.raises(ValueError, match=f"max_variants must be at least 1, not {few}"):
+            thermit.jit(scaled, max_variants=few)
 
 
 def test_it_looks_like_the_function():

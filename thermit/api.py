@@ -519,6 +519,8 @@ def jit(fn: Any = None, *, strict: bool = False, max_variants: int = 8, on_miss:
     """
     if on_miss not in ("compile", "eager", "error"):
         raise ValueError(f"on_miss must be 'compile', 'eager' or 'error', not {on_miss!r}")
+    if max_variants < 1:
+        raise ValueError(f"max_variants must be at least 1, not {max_variants}")
     if fn is None:
         return functools.partial(jit, strict=strict, max_variants=max_variants, on_miss=on_miss)
     if isinstance(fn, staticmethod | classmethod):

@@ -15,12 +15,12 @@ class ThermitError(Exception):
 
 
 class DataDependentError(ThermitError):
-    """Python read the value of a tensor (bool, item, tolist, a shape that depends on data), under `strict=True` or in `trace`, `lower`, `compile`."""
+    """Python read the value of a tensor (bool, item, tolist, `x[mask]`, `torch.equal`), under `strict=True` or in `trace`, `lower`, `compile`."""
 
 
 class UnsupportedError(ThermitError):
     """A call that thermit can only run eagerly, under `strict=True` or in `trace`, `lower`, `compile`: a tensor that requires grad, a
-    subclass, another device, Python state that is written, an operation that raises while it is traced."""
+    subclass, another device, Python state that is written, an operation that needs values (nonzero, unique, linalg.inv) or raises while it is traced."""
 
 
 class LeakedStandInError(ThermitError):
