@@ -20,7 +20,8 @@ class DataDependentError(ThermitError):
 
 class UnsupportedError(ThermitError):
     """A call that thermit can only run eagerly, under `strict=True` or in `trace`, `lower`, `compile`: a tensor that requires grad, a
-    subclass, another device, Python state that is written, an operation that needs values (nonzero, unique, linalg.inv) or raises while it is traced."""
+    subclass, another device, Python state that is written, an operation that needs values (nonzero, unique, linalg.inv) or
+    raises while it is traced."""
 
 
 class LeakedStandInError(ThermitError):
