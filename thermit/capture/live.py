@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import fields
 from types import FrameType
 from typing import Any
@@ -97,7 +98,8 @@ class LiveMode(TorchDispatchMode):
 
     def argument(self, stand_in: StandIn, name: str) -> torch.Tensor | None:
         """The tensor behind an argument's stand-in, asked for its `name`; None where the stand-in itself knows."""
-        return self.materialize(stand_in, name) if self._is_argument(stand_in) else None
+        unknown = name == "storage_offset" and stand_in.cell.root is not stand_in.cell  # it depends on a value
+        return self.materialize(stand_in, name) if unknown or self._is_argument(stand_in) else None
 
     def lacks(self, stand_in: StandIn, name: str) -> bool:
         """Whether the tensor has no attribute of this name, as it is known without looking: made here, or an argument guarded to have none."""
@@ -231,10 +233,10 @@ class LiveMode(TorchDispatchMode):
         if seeded is not None:
             torch.default_generator.set_state(seeded)
 
-    def _run(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _run(self, func: OpOverload | Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """The call on what stands behind the stand-ins."""
         result = func(*[convert(a, _real) for a in args], **{k: convert(a, _real) for k, a in kwargs.items()})
-        if overload_of(func).written:
+        if isinstance(func, OpOverload) and overload_of(func).written:
             for name in overload_of(func).written:
                 target = argument(overload_of(func), name, args, kwargs)
                 if is_stand_in(target) and not target.backing.is_inference():

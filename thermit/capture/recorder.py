@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,11 +25,12 @@ from thermit.capture.infer import Meta, convert, infer
 from thermit.capture.live import LiveMode
 from thermit.capture.overloads import BATCH_NORM, Overload, overload_of
 from thermit.capture.plain_sizes import plain_sizes
+from thermit.capture.position import Asked, Picked, overlap, picked, select_at
 from thermit.capture.recording import TRACING, Entry, Fault, GoLive, Input, Restart, Watcher, user_line
 from thermit.capture.signature import Source
 from thermit.capture.specs import tensor_facts
 from thermit.capture.standin import StandIn, is_stand_in, leaked
-from thermit.capture.storage import CannotWrite, Cell, Geometry, disjoint
+from thermit.capture.storage import CannotWrite, Cell, Geometry
 from thermit.capture.strides import suggests_channels_last
 from thermit.errors import DataDependentError, LeakedStandInError, TypeRuleError, UnsupportedError
 from thermit.ir import build as b
@@ -59,6 +61,8 @@ class Recorder(LiveMode):
         self.shared: set[Cell] = set()
         self.stand_ins: list[StandIn] = []
         self.differentiable: list[StandIn] = []
+        self.picked: list[Picked] = []
+        self.asked: Asked | None = None
         self.inference = torch.is_inference_mode_enabled()
 
     # ------------------------------------------------------------------------------------------ inputs
@@ -158,6 +162,8 @@ class Recorder(LiveMode):
         kwargs = kwargs or {}
         if self.state is not TRACING:
             return self.forward(func, args, kwargs)
+        if self.asked is not None:
+            func, args = self._at_position(func, args, sys._getframe(1))
         failure = ""
         self.watcher.pause()
         try:
@@ -174,7 +180,26 @@ class Recorder(LiveMode):
             self.watcher.resume()
         return self.attempt(func, args, kwargs, failure) if failure else self.forward(func, args, kwargs)
 
+    def _at_position(self, func: OpOverload, args: Any, frame: FrameType) -> tuple[Any, Any]:
+        """The call that follows when PyTorch has read a position: the selection, at the position itself."""
+        asked, self.asked = self.asked, None
+        if asked is None or not asked.is_at(frame):  # PyTorch has refused the subscript
+            return func, args
+        if func is aten.select.int and args[2] == 0:
+            return select_at, (*args[:2], asked.position)
+        raise Restart(f"{func} reads a tensor")
+
+    def _pick(self, args: Any) -> StandIn:
+        """`args[0]` at the position `args[2]` along the axis `args[1]`: a view."""
+        of, (_, axis, index) = self.adopt(args[0]), args
+        cell = picked(self.picked, of, axis % len(of.geometry.sizes), self._node(index))
+        result = self._on(cell, cell.base, of.dtype)
+        self.record.log.append(Entry(select_at, (of, axis, index), {}, (result,), torch.is_inference_mode_enabled()))
+        return result
+
     def _one(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func is select_at:
+            return self._pick(args)
         info = overload_of(func)
         if kwargs:
             check_options(kwargs)
@@ -202,8 +227,13 @@ class Recorder(LiveMode):
             case _:
                 if func is aten.is_same_size.default:
                     return args[0].shape == args[1].shape
-                if func is aten._local_scalar_dense.default and (known := self.constant(self.adopt(args[0]))) is not None:
-                    return known.item()
+                if func in (aten._local_scalar_dense.default, aten.item.default):
+                    read = self.adopt(args[0])
+                    if (known := self.constant(read)) is not None:
+                        return known.item()
+                    self.asked = Asked.of(read, sys._getframe(2))
+                    if self.asked is not None:
+                        return 0
                 raise GoLive(f"{func} needs values", reads=torch.Tag.data_dependent_output in func.tags)
         self.record.log.append(Entry(func, args, kwargs, tensors_in(result), torch.is_inference_mode_enabled()))
         return result
@@ -372,6 +402,8 @@ class Recorder(LiveMode):
     def _view(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         base = self.adopt(args[0])
         if func is aten.as_strided.default:
+            if isinstance(base.cell, Picked):
+                raise GoLive(f"{func} counts from a place that is data")
             metas: Any = as_strided(base, *args[1:], **kwargs)
         else:
             metas = infer(func, [self._meta(base), *args[1:]], kwargs, pointwise=False, device=False)
@@ -408,7 +440,7 @@ class Recorder(LiveMode):
         return written[0] if len(written) == 1 else tuple(written)
 
     def _put(self, target: StandIn, node: Node) -> None:
-        if target.cell in self.shared:
+        if target.cell.root in self.shared:
             raise GoLive("a write to memory that two tensors share")
         if target.cell.inference and not torch.is_inference_mode_enabled():
             raise GoLive("a write to an inference tensor outside inference mode")
@@ -422,6 +454,5 @@ class Recorder(LiveMode):
         read = [self.adopt(t) for t in tensors_in((*args, *kwargs.values()))]
         for target in targets:
             for other in read:
-                same = other is target or (other.geometry == target.geometry and (info.inplace or info.pointwise))
-                if other.cell is target.cell and not same and not disjoint(target.cell, target.geometry, other.geometry):
+                if other is not target and overlap(target, other, info.inplace or info.pointwise):
                     raise GoLive(f"{info.op} reads and writes overlapping memory")

@@ -6,6 +6,7 @@ In:  frames.  Out: dataclasses without behaviour, two exceptions and a warning.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import field
 from types import CodeType, FrameType
 from typing import Any, Protocol
@@ -74,6 +75,8 @@ def advice(reason: str, reads: bool, strict: bool) -> str:
         what = "Keep the decision in tensors (torch.where), or move it out of the function"
     elif reason.endswith("requires grad"):
         what = "Detach it, or call the function under torch.no_grad()"
+    elif reason.startswith("returns x[i]"):
+        what = "Return a copy: x[i].clone()"
     elif reason.startswith(("changes ", "writes ", "the function stores", "leaves torch")):
         what = "Return what is to be kept, and store it outside of the function"
     elif reason.startswith(("calls ", "draws ", "warns", "imports ", "reads ")):
@@ -103,7 +106,7 @@ class Input:
 class Entry:
     """One ATen call as it was made, for the replay.  `inference`: in inference mode."""
 
-    func: OpOverload
+    func: OpOverload | Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: tuple[Any, ...]

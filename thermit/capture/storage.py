@@ -403,6 +403,11 @@ class Cell:
     inference: bool = False
     windows: dict[tuple[Geometry, DType], Steps | None] = field(default_factory=dict)
 
+    @property
+    def root(self) -> Cell:
+        """The cell whose memory it is (position.py has cells that see others')."""
+        return self
+
     def steps(self, view: Geometry, dtype: DType) -> Steps | None:
         """The window through which a tensor of this geometry and type sees the value, or None."""
         key = (view, dtype)

@@ -277,6 +277,7 @@ def _count(value: Any, counts: dict[int, int]) -> None:
 def _results(recorder: Recorder, made: Sequence[StandIn]) -> tuple[tuple[Output, ...], tuple[Return, ...]]:
     """Outputs (one for each storage that the trace made) and how each tensor of the result is seen in them."""
     inputs = {id(slot.stand_in): i for i, slot in enumerate(recorder.record.inputs) if slot.source is not None}
+    _check_positions(made)
     outputs: list[Output] = []
     numbers: dict[Cell, tuple[int, Geometry, StandIn]] = {}
     returns: list[Return] = []
@@ -298,6 +299,14 @@ def _results(recorder: Recorder, made: Sequence[StandIn]) -> tuple[tuple[Output,
             whole = Return("output", number)  # one object; others that look the same are views of it
             returns.append(whole if seen == lies and whole not in returns else Return("output", number, Window(*seen), _way(stand_in, first)))
     return tuple(outputs), tuple(returns)
+
+
+def _check_positions(made: Sequence[StandIn]) -> None:
+    """A result at a place that is data is a tensor of its own; where eager's would share memory with what is seen outside, none is made."""
+    for stand_in in made:
+        cell = stand_in.cell
+        if cell.root is not cell and (cell.root.origin >= 0 or any(m.cell.root is cell.root and m.cell is not cell for m in made)):
+            raise GoLive("returns x[i], a view, with a tensor i that says where it lies")
 
 
 def _root(stand_in: StandIn) -> torch.Tensor:
