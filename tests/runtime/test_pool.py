@@ -3,6 +3,7 @@
 import copy
 import ctypes
 import gc
+import itertools
 import pickle
 import random
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from thermit.runtime.library import make, runtime
-from thermit.runtime.native.pool import LARGE_BYTES
+from thermit.runtime.native.pool import LARGE_BYTES, STATE
 from thermit.runtime.pool import Pool
 from thermit.runtime.torch_abi import DLPACK_CODES, abi
 
@@ -64,6 +65,30 @@ def test_blocks_hold_what_was_asked_and_come_back(native, nbytes):
     assert native.pool.statistics().used_bytes == 0
     idle = native.pool.statistics().idle_bytes
     assert nbytes <= idle <= max(8192, nbytes * 1.25 + 4096)
+
+
+@pytest.mark.parametrize("advised", [False, True])
+@pytest.mark.parametrize("nbytes", [1 << 20, 9 << 20, 33 << 20])
+def test_large_blocks_become_huge_pages_while_they_are_used_again(native, request, advised, nbytes):
+    place = STATE["ADVISED"] // 8
+    before = native.pool._state[place]
+    request.addfinalizer(lambda: native.pool._state.__setitem__(place, before))
+    native.pool._state[place] = int(advised)
+    block = native.take(nbytes)
+    whole, settled = (ctypes.c_int64.from_address(block - 4096 + at) for at in (8, 24))
+    seen = []
+    for round in range(10):
+        seen.append(settled.value)
+        ctypes.memset(block, round, nbytes)
+        assert ctypes.string_at(block, nbytes) == bytes([round]) * nbytes
+        native.give(block)
+        assert native.take(nbytes) == block
+    native.give(block)
+    steps = {b - a for a, b in itertools.pairwise(seen)}
+    if advised and nbytes > 4 << 20:
+        assert seen[0] == 0 and seen[8] == whole.value and max(steps) <= max(2 << 20, whole.value // 8 + (2 << 20))
+    else:
+        assert seen[0] == whole.value and steps == {0}
 
 
 def test_blocks_in_use_do_not_overlap(native):

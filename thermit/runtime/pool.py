@@ -29,6 +29,15 @@ class PoolStatistics:
     misses: int
 
 
+def _advised() -> bool:
+    """Whether the system gives huge pages to those who ask, and only to them: else there is nothing to ask for."""
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/enabled") as words:
+            return "[madvise]" in words.read()
+    except OSError:
+        return False
+
+
 class Pool:
     """The state of a pool, at `address`; runtime/library.py links the code that works on it."""
 
@@ -36,6 +45,7 @@ class Pool:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self._state = (ctypes.c_int64 * STATE_WORDS)()
         self._state[STATE["LIMIT"] // 8] = min(IDLE_BYTES, memory // 8) if limit_bytes is None else limit_bytes
+        self._state[STATE["ADVISED"] // 8] = _advised()
         self.address = ctypes.addressof(self._state)
         for_ever(self._state)  # deleters run until the process ends
         os.register_at_fork(after_in_child=self._unlock)

@@ -3,8 +3,12 @@
 Small blocks, for small results, come from the C library and wait in lists of their own, one per power of two, each of bounded size: its aligned
 allocation takes longer than all else that a small result costs.
 
-Layout of a block: a page with the header {next, bytes, list, mapping, mapping bytes} and, at 64, the DLPack record of the
+Layout of a block: a page with the header {next, bytes, list, settled} and, at 64, the DLPack record of the
 tensor that lies there; then the payload, which starts on a page, or on a huge page if it is larger than two of them.
+
+A block becomes huge pages while it is used again, an eighth at a time (`settled`: so many bytes have been asked for).  A fresh one is of ordinary
+pages: where the host of a virtual machine has taken back what lay idle, one huge page may take 40 ms (64 MB: half a second, all in the first
+call), and ordinary ones come from what was in use a moment ago; elsewhere both take as long.  What is read again and again gains up to a tenth.
 Invariant: idle blocks never hold more than `limit` bytes: when they would, all of them go back to the system.
 """
 
@@ -21,7 +25,8 @@ SMALL_LISTS = 16  # of 2^k bytes, k < 16
 SMALL_KEPT = 256 << 10  # bytes that wait in a list of small blocks at most
 SMALL_HEADER = 64  # before a block's payload: {next, list}
 # words of the pool's state, as offsets in bytes.  FUNCTIONS: of a c10::Allocator that gives small blocks (runtime/small.py)
-STATE = {"LOCK": 0, "IDLE": 8, "USED": 16, "LIMIT": 24, "HITS": 32, "MISSES": 40, "HEADS": 64}
+# ADVISED: whether the system gives huge pages where they are asked for, and only there
+STATE = {"LOCK": 0, "IDLE": 8, "USED": 16, "LIMIT": 24, "HITS": 32, "MISSES": 40, "ADVISED": 48, "HEADS": 64}
 STATE |= {"SMALL_HEADS": 64 + 8 * LISTS, "SMALL_COUNTS": 64 + 8 * (LISTS + SMALL_LISTS), "FUNCTIONS": 64 + 8 * (LISTS + 2 * SMALL_LISTS)}
 STATE_WORDS = STATE["FUNCTIONS"] // 8 + 8
 assert SMALL_BYTES < 1 << SMALL_LISTS
@@ -29,6 +34,7 @@ CONSTANTS = {
     **STATE, "LISTS": LISTS, "PAGE": PAGE, "HUGE_PAGE": HUGE_PAGE, "LARGE_BYTES": LARGE_BYTES,
     "SMALL_BYTES": SMALL_BYTES, "SMALL_LISTS": SMALL_LISTS, "SMALL_KEPT": SMALL_KEPT, "SMALL_HEADER": SMALL_HEADER,
     "MAP_FLAGS": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, "HUGE_ADVICE": getattr(mmap, "MADV_HUGEPAGE", 0),
+    "FORGET": getattr(mmap, "MADV_DONTNEED", 0),
 }  # fmt: skip
 
 TEXT = '''
@@ -59,11 +65,25 @@ def pool_map(bytes, list):
         munmap(base, begin - base)
     if base + length > end:
         munmap(end, base + length - end)
-    if align == HUGE_PAGE:
-        madvise(payload, bytes, HUGE_ADVICE)
     i64[begin + 8] = bytes
     i64[begin + 16] = list
+    i64[begin + 24] = bytes
+    if align == HUGE_PAGE and i64[POOL + ADVISED] != 0:
+        i64[begin + 24] = 0
     return payload
+
+def pool_settle(payload):
+    """Huge pages for the next part of a block that is taken again; what stood there is lost."""
+    begin = payload - PAGE
+    bytes = i64[begin + 8]
+    settled = i64[begin + 24]
+    part = (bytes // HUGE_PAGE + 7) // 8 * HUGE_PAGE
+    if part > bytes - settled:
+        part = bytes - settled
+    madvise(payload + settled, part, FORGET)
+    madvise(payload + settled, part, HUGE_ADVICE)
+    i64[begin + 24] = settled + part
+    return 0
 
 def pool_take(nbytes):
     """A block of at least nbytes: the address of its payload; 0 if there is no memory."""
@@ -84,6 +104,8 @@ def pool_take(nbytes):
         i64[POOL + IDLE] -= bytes
         i64[POOL + HITS] += 1
         unlock()
+        if i64[payload - PAGE + 24] < i64[payload - PAGE + 8]:
+            pool_settle(payload)
         return payload
     i64[POOL + MISSES] += 1
     unlock()
