@@ -202,3 +202,19 @@ def test_what_the_row_declines() -> None:
     assert declines(op, laid(2, 16, 16, "plain"), laid(2, 1500, 16, "plain"), laid(2, 1500, 16, "plain"))
     assert not declines(op, laid(2, 16, 16, "plain"), laid(2, 1500, 16, "plain"), laid(2, 1500, 16, "plain"), 0.0, True)
     assert declines(op, laid(2, 16, 16, "plain"), laid(2, 3000, 16, "plain"), laid(2, 3000, 16, "plain"))
+
+
+@pytest.mark.parametrize("keys", [2, 40, 300, 2049, 4500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_one_query(keys: int, dtype: torch.dtype) -> None:
+    """Decoding: no call is left, however many keys there are, also where all or most of them are masked."""
+    q, k, v = laid(6, 1, 64, "heads apart", dtype), laid(2, keys, 64, "plain", dtype), laid(2, keys, 64, "gaps", dtype)
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+    shown = (torch.arange(keys) < keys // 3).reshape(1, keys)
+    for mask in (shown, torch.rand(2, 1, 1, keys) > 0.5, torch.zeros(1, keys, dtype=torch.bool)):
+        agrees(attention, q, k, v, mask)
+    agrees(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), q, k, v)
+    assert calls(attention, q, k, v, shown) == 0

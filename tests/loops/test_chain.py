@@ -93,6 +93,8 @@ GRAPHS: dict[str, Graph] = {
     "whole blocks": made(32, 12, 16, 16),
     "odd": made(19, 13, 7, 11),
     "few rows": made(9, 13, 7, 11),
+    "one row": made(1, 40, 16, 24),
+    "one row, one batch, two keys": made(1, 2, 2, 2, batch=1),
     "two keys, two columns": made(17, 2, 2, 2),
     "one batch": made(16, 7, 8, 24, batch=1),
     "float64": made(19, 13, 7, 11, dtype=FLOAT64),

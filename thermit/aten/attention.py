@@ -2,8 +2,8 @@
 
 Written out as two products and what stands between them: where the schedule keeps them together (schedule/chain.py), the scores are never
 stored.  A row of which every key is masked is 0 (the softmax of such a row, written by hand, is nan).  Causal means that query i sees the keys up to
-i, whatever the lengths.  Half types compute in float32 and round once.  Left to PyTorch: few queries (decoding), whose products
-stream the keys anyway, and more keys than fit beside a block of queries.
+i, whatever the lengths.  Half types compute in float32 and round once.  One query (decoding) reads each key once: of many keys the products are
+sums that stream them.  Left to PyTorch: two to seven queries, and more keys than fit beside a block of queries.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from thermit.aten.contraction import is_multiplied
+from thermit.aten.contraction import is_multiplied, matrix_product
 from thermit.aten.reduction import reduced, spread
 from thermit.aten.table import Lowered, computed, lower, rounded
 from thermit.ir import build as b
@@ -30,7 +30,7 @@ MOST_DEPTH = 1024  # of the first product: the queries of a block are kept as we
 
 def is_kept(rows: int, keys: int, depth: int, bits: int) -> bool:
     """Whether a block of rows of scores stays near the processor, and is worth it."""
-    return rows >= LEAST_ROWS and 1 < keys <= MOST_KEYS * 32 // bits and depth <= MOST_DEPTH
+    return (rows == 1 or rows >= LEAST_ROWS) and 1 < keys <= MOST_KEYS * 32 // bits and depth <= MOST_DEPTH
 
 
 @lower(aten._scaled_dot_product_flash_attention_for_cpu.default, floats=True)
@@ -48,15 +48,16 @@ def attention(
     (batch, heads, rows, depth), keys = query.shape, key.shape[2]
     if dropout_p or (is_causal and attn_mask is not None) or not is_multiplied(query, key, value) or 0 in (query.type.numel, value.type.numel):
         return NotImplemented
-    if not is_kept(rows, keys, depth, query.dtype.bits) or depth < 2 or (attn_mask is not None and not attn_mask.dtype.is_float):
+    kept = is_kept(rows, keys, depth, query.dtype.bits)
+    if not (kept or rows == 1) or keys < 2 or depth < 2 or (attn_mask is not None and not attn_mask.dtype.is_float):
         return NotImplemented
-    if keys > MOST_UNMASKED and not is_causal:
+    if rows > 1 and keys > MOST_UNMASKED and not is_causal:
         return NotImplemented
     if is_causal and scale is not None and not scale > 0:  # eager scales minus infinity: nan
         return NotImplemented
     whole = (batch, heads, rows, keys)
     across = b.permute(_per_head(key, heads), (0, 2, 1))
-    scores = b.reshape(b.contract(computed(_flat(query)), computed(across)), whole)
+    scores = b.reshape(_product(_flat(query), across, kept), whole)
     scores = b.mul(scores, 1 / math.sqrt(depth) if scale is None else scale)
     if attn_mask is not None:
         scores = b.add(scores, b.cast(b.broadcast_to(attn_mask, whole), scores.dtype))
@@ -69,9 +70,13 @@ def attention(
     total = reduced(p.SUM, powers, (3,), keepdim=True)
     inverse = b.where(b.eq(total, 0.0), b.like(0, total), b.div(b.like(1, total), total))
     weights = b.mul(powers, spread(inverse, powers))
-    product = b.contract(b.reshape(weights, (batch * heads, rows, keys)), computed(_per_head(value, heads)))
+    product = _product(b.reshape(weights, (batch * heads, rows, keys)), _per_head(value, heads), kept)
     out = rounded(b.reshape(product, (batch, heads, rows, value.shape[3])), query.dtype)
     return out, b.reshape(b.add(finite, b.log(b.mul(total, 2.0**-64))), (batch, heads, rows))
+
+
+def _product(left: Node, right: Node, kept: bool) -> Node:
+    return b.contract(computed(left), computed(right)) if kept else matrix_product(left, right)
 
 
 def _flat(x: Node) -> Node:

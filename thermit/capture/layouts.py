@@ -42,6 +42,11 @@ def _all_like(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return tuple(_like(m, args, kwargs) for m in result)
 
 
+def _first_like(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The first tensor returned lies as the first operand does."""
+    return (_like(result[0], args, kwargs), *result[1:])
+
+
 def _huber(result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The loss of each element lies as the input; where that is too small, it is made anew."""
     if result.geometry.sizes == () or result.geometry.sizes == args[0].geometry.sizes:
@@ -325,6 +330,7 @@ CORRECTED: dict[OpOverload, Callable[[Any, Sequence[Any], dict[str, Any]], Any]]
     aten._softmax.default: _softmax,
     aten.index_put.default: _index_put,
     **dict.fromkeys((aten.sum.dim_IntList, aten.prod.dim_int, aten.amax.default, aten.amin.default), _reduced),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _first_like,
 }
 
 

@@ -33,6 +33,7 @@ from thermit.loops.rewrite import substitute
 from thermit.schedule.kernel import Kernel
 
 SCORES, WEIGHTS = "scores", "weights"
+Outer = list[Scope]  # the loops over the batch and over the rows, if there are several
 
 
 def products_in(kernel: Kernel) -> list[Node]:
@@ -47,34 +48,42 @@ def lower_chain(kernel: Kernel, first: Node, second: Node) -> LoopProgram:
     pull.declare()
     *batch, rows, _ = second.shape
     top = pull.open(build.index("i0"), math.prod(batch), 1)
-    row = pull.open(build.index("row"), rows, 2)
-    pull.outer, pull.owned = 2, {top.variable, row.variable}
-    at = (*pull.indices.delinearize(top.variable, tuple(batch)), row.variable)
-    scores = _first(pull, first, top, row)
-    between = _between(pull, second.args[0], at, top, row)
-    chain = Chain(scores, between, _second(pull, second, at, top, row))
+    outer = [top] if rows == 1 else [top, pull.open(build.index("row"), rows, 2)]
+    pull.outer, pull.owned = len(outer), {scope.variable for scope in outer}
+    at = (*pull.indices.delinearize(top.variable, tuple(batch)), _row(outer))
+    scores = _first(pull, first, outer)
+    between = _between(pull, second.args[0], at, outer)
+    chain = Chain(scores, between, _second(pull, second, at, outer))
     return LoopProgram(kernel.name, tuple(pull.memories), top.variable, math.prod(batch), (chain,))
 
 
-def _sides(pull: Pull, node: Node, top: Scope, row: Scope, column: Scope, depth: Scope, *, reads_left: bool) -> tuple[Node | None, Node]:
+def _row(outer: Outer) -> Node:
+    return outer[1].variable if len(outer) > 1 else ZERO
+
+
+def _rows(outer: Outer) -> Span:
+    return _span(outer[1]) if len(outer) > 1 else Span(build.index("row"), 1)
+
+
+def _sides(pull: Pull, node: Node, outer: Outer, column: Scope, depth: Scope, *, reads_left: bool) -> tuple[Node | None, Node]:
     """The left side at (batch, row, k), if it is wanted, and the right side at (batch, k, column)."""
-    at = pull.indices.delinearize(top.variable, tuple(node.shape[:-2]))
+    at = pull.indices.delinearize(outer[0].variable, tuple(node.shape[:-2]))
     j = ZERO if column.extent == 1 else column.variable
-    pull.active = [top, row, depth]
-    left = pull.pull(node.args[0], (*at, row.variable, depth.variable), None) if reads_left else None
-    pull.active = [top, column, depth]
+    pull.active = [*outer, depth]
+    left = pull.pull(node.args[0], (*at, _row(outer), depth.variable), None) if reads_left else None
+    pull.active = [outer[0], column, depth]
     return left, pull.pull(node.args[1], (*at, depth.variable, j), None)
 
 
-def _first(pull: Pull, node: Node, top: Scope, row: Scope) -> Product:
+def _first(pull: Pull, node: Node, outer: Outer) -> Product:
     """The product whose sums are kept in rows: from here on it is a load of them."""
     keys = node.shape[-1]
     column, depth = pull.open(build.index("key"), keys, 3), pull.open(build.index("k"), node.args[0].shape[-1], 4)
-    left, right = _sides(pull, node, top, row, column, depth, reads_left=True)
-    assert left is not None and not (row.items or top.items), f"{pull.kernel.name} has a side that is made in loops"
+    left, right = _sides(pull, node, outer, column, depth, reads_left=True)
+    assert left is not None and not any(scope.items for scope in outer), f"{pull.kernel.name} has a side that is made in loops"
     local = build.local(pull.fresh("sum"), node.dtype)
     _kept_row(pull, node, SCORES)
-    return Product(_span(row), _span(column), _span(depth), left, right, local, (Store(SCORES, column.variable, local),))
+    return Product(_rows(outer), _span(column), _span(depth), left, right, local, (Store(SCORES, column.variable, local),))
 
 
 def _kept_row(pull: Pull, node: Node, name: str) -> None:
@@ -82,36 +91,37 @@ def _kept_row(pull: Pull, node: Node, name: str) -> None:
     pull.names[node] = name, (*(0 for _ in node.shape[:-1]), 1)
 
 
-def _between(pull: Pull, weights: Node, at: tuple[Node, ...], top: Scope, row: Scope) -> tuple[For, ...]:
+def _between(pull: Pull, weights: Node, at: tuple[Node, ...], outer: Outer) -> tuple[For, ...]:
     """Loops over a row of scores that leave the left side of the second product."""
     rank = pull.ranks[weights] + 1
+    row = outer[-1]
     loops = pull.loops(row, (weights.shape[-1],), rank)
-    pull.active = [top, row, *loops]
+    pull.active = [*outer, *loops]
     key = loops[0].variable
     value = pull.pull(weights, (*at, key), None)
     loops[0].items.append((2 * rank + 1, Store(WEIGHTS, key, value)))
     made = row.body()
-    assert not top.items and all(isinstance(s, For) for s in made), f"{pull.kernel.name} makes more than rows"
+    assert not any(scope.items for scope in outer[:-1]) and all(isinstance(s, For) for s in made), f"{pull.kernel.name} makes more than rows"
     row.items, row.inner, row.memo = [], {}, {}
     _kept_row(pull, weights, WEIGHTS)
     return tuple(s for s in made if isinstance(s, For))
 
 
-def _second(pull: Pull, node: Node, at: tuple[Node, ...], top: Scope, row: Scope) -> Product:
+def _second(pull: Pull, node: Node, at: tuple[Node, ...], outer: Outer) -> Product:
     """The product that is left, and what is done with each element of it."""
     column, depth = pull.open(build.index("column"), node.shape[-1], 3), pull.open(build.index("n"), node.args[0].shape[-1], 4)
-    _, right = _sides(pull, node, top, row, column, depth, reads_left=False)
+    _, right = _sides(pull, node, outer, column, depth, reads_left=False)
     left = build.load(WEIGHTS, node.dtype, depth.variable)
     local = build.local(pull.fresh("sum"), node.dtype)
     pull.depths[local] = column.depth
     index = (*at, ZERO if column.extent == 1 else column.variable)
-    pull.active = [top, row, column]
+    pull.active = [*outer, column]
     pull.scope_at(index, None).memo[node, index, None] = local
     for k, s in enumerate(pull.kernel.stores):
         pull.store(k, s, seen_from(s.node, node, index, pull.indices), column)
     body = column.body()
-    assert not (row.items or top.items or depth.items), f"{pull.kernel.name} is not made of its product element by element"
-    return Product(_span(row), _span(column), _span(depth), left, right, local, body)
+    assert not any(scope.items for scope in (*outer, depth)), f"{pull.kernel.name} is not made of its product element by element"
+    return Product(_rows(outer), _span(column), _span(depth), left, right, local, body)
 
 
 def _span(scope: Scope) -> Span:

@@ -40,8 +40,8 @@ MOST_VECTORS = 2  # of rows of a block: a tile of 6 x 2 registers
 
 
 def chained(program: LoopProgram, target: HasRegisters) -> LoopProgram | None:
-    """The program in blocks of rows; None where that is not possible."""
-    if len(program.body) != 1 or not isinstance(s := program.body[0], Chain):
+    """The program in blocks of rows; None where that is not possible (one row fills no lanes)."""
+    if len(program.body) != 1 or not isinstance(s := program.body[0], Chain) or s.first.rows.extent == 1:
         return None
     for vectors in range(MOST_VECTORS, 0, -1):
         blocks = Blocks(program, s, target, vectors)
