@@ -113,7 +113,8 @@ class LaneSteps:
         if node.prim in (p.ADD, p.SUB):
             return math.gcd(self.multiple(node.args[0]), self.multiple(node.args[1]))
         if node.prim is p.MUL:
-            return min(self.multiple(node.args[0]) * self.multiple(node.args[1]), 1 << 40)
+            both = self.multiple(node.args[0]) * self.multiple(node.args[1])
+            return both if both <= 1 << 40 else math.gcd(both, 1 << 40)
         return 1
 
     def interval(self, node: Node) -> Interval:

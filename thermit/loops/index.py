@@ -122,15 +122,16 @@ class Indices:
         return self._bounds(self.form(node))
 
     def _bounds(self, form: Form) -> tuple[int, int]:
-        low = high = form[0]
-        open_below = open_above = False
-        for atom, k in form[1].items():
+        const, terms = form
+        if not const and len(terms) == 1 and 1 in terms.values():
+            return self._atom_bounds(next(iter(terms)))
+        low = high = const
+        for atom, k in terms.items():
             ends = self._atom_bounds(atom)
             least, most = ends if k > 0 else ends[::-1]
-            open_below = open_below or abs(least) >= UNBOUNDED
-            open_above = open_above or abs(most) >= UNBOUNDED
             low, high = low + k * least, high + k * most
-        return -UNBOUNDED if open_below else low, UNBOUNDED if open_above else high
+        is_known = low > -UNBOUNDED and high < UNBOUNDED
+        return (low, high) if is_known else (-UNBOUNDED, UNBOUNDED)  # what is open on one side may wrap to the other
 
     def _atom_bounds(self, atom: Node) -> tuple[int, int]:
         """Of an index that is data only what min and max say: clamped places need no check."""
@@ -162,7 +163,7 @@ class Indices:
             if least > -UNBOUNDED:
                 lift = least // divisor
                 remainder = (const - lift * divisor, rest)
-            elif const < 0 or any(k < 0 for k in rest.values()):
+            else:
                 lift, whole, remainder = 0, {}, (const, terms)
             low, high = self._bounds(remainder)
         if low >= 0 and high < divisor:
