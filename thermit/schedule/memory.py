@@ -30,7 +30,7 @@ def plan(graph: Graph, schedule: Schedule, launches: Mapping[str, Launch]) -> Pl
     """The plan of a schedule; `launches` by kernel name."""
     can_stop = [not isinstance(s, Kernel) or launches[s.name].can_stop for s in schedule.steps]
     order = _sink_updates(schedule.steps, can_stop)
-    builder = _Builder(graph, launches)
+    builder = _Builder(graph, launches, {load.node for step in schedule.steps for load in _loads(step)})
     steps = [schedule.steps[i] for i in order]
     direct = _direct_updates(graph, steps, [can_stop[i] for i in order])
     for number, step in enumerate(steps):
@@ -121,6 +121,7 @@ def _canonical(node: Node, strides: Shape) -> Place:
 class _Builder:
     graph: Graph
     launches: Mapping[str, Launch]
+    read: set[Node]
     buffers: list[Buffer] = field(default_factory=list)
     steps: list[RunKernel | RunCall] = field(default_factory=list)
     copies: list[RunCopy] = field(default_factory=list)
@@ -179,14 +180,14 @@ class _Builder:
         reads = tuple(self._read(load) for load in step.arguments)
         results = []
         for k, result in enumerate(attrs.results):
-            if result is None:
-                results.append(-1)
+            output = step.outputs[k] if k < len(step.outputs) else None
+            if result is None or (output is None and build.result(step.node, k) not in self.read):
+                results.append(-1)  # a workspace may have another shape than on meta tensors: nobody looks at it
                 continue
             type, strides = result
             buffer = self._buffer("result", self.results, type, strides)
             self.results += 1
             self.places[_canonical(build.result(step.node, k), strides)] = buffer
-            output = step.outputs[k] if k < len(step.outputs) else None
             if output is not None:
                 self.outputs[output] = buffer
             results.append(buffer)
