@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize, prune
 
 import thermit
 from thermit import ThermitWarning, UnexpectedCompileError, UnsupportedError
+from thermit.capture.signature import Call
 
 
 class Block(nn.Module):
@@ -915,3 +916,48 @@ def test_an_encoder_with_padding_takes_the_way_that_it_takes_in_eager():
             assert want[padding].eq(0).all() and got[padding].eq(0).all()
             torch.testing.assert_close(got, want)
         torch.testing.assert_close(fast(x), encoder(x))
+
+
+class Mixed(nn.Module):
+    """A part that PyTorch does, between parts that are fused."""
+
+    def __init__(self, part, width):
+        super().__init__()
+        self.part, self.last = part, nn.Linear(width, 3)
+
+    def forward(self, x):
+        made = self.part(torch.tanh(x) if x.is_floating_point() else x)
+        return torch.relu(self.last(made[0] if isinstance(made, tuple) else made))
+
+
+PARTS = {
+    "lstm": (lambda: nn.LSTM(8, 6, 2, bidirectional=True), 12, torch.randn(5, 2, 8)),
+    "lstm_batch_first": (lambda: nn.LSTM(8, 6, batch_first=True), 6, torch.randn(5, 2, 8)),
+    "lstm_projected": (lambda: nn.LSTM(8, 6, proj_size=3), 3, torch.randn(5, 2, 8)),
+    "gru": (lambda: nn.GRU(8, 6, 2), 6, torch.randn(5, 2, 8)),
+    "rnn": (lambda: nn.RNN(8, 6), 6, torch.randn(5, 2, 8)),
+    "bag": (lambda: nn.EmbeddingBag(20, 6), 6, torch.randint(0, 20, (3, 4))),
+    "bag_max": (lambda: nn.EmbeddingBag(20, 6, mode="max"), 6, torch.randint(0, 20, (3, 4))),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_pytorch_does_are_calls_of_the_program(name):
+    """Their workspaces have other shapes than on meta tensors: that stopped each call."""
+    make, width, x = PARTS[name]
+    module = Mixed(make(), width).eval()
+    twin = thermit.jit(module, strict=True)
+    with torch.no_grad():
+        torch.testing.assert_close(twin(x), module(x))
+        (variant,) = [v for found in state(twin).variants.values() for v in found]
+        inputs = [source.read(Call((x,), {})) for source in variant.sources]
+        (made,) = variant.compilation.program.run(inputs)  # raises Stopped where eager would have to run instead
+        torch.testing.assert_close(made, module(x))
+
+
+def test_packed_sequences():
+    lstm = nn.LSTM(8, 6).eval()
+    twin = thermit.jit(lstm)
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 8), torch.tensor([5, 3]))
+    with torch.no_grad():
+        assert torch.equal(twin(packed)[0].data, lstm(packed)[0].data)

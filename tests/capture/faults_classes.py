@@ -404,3 +404,54 @@ def subclasses_of_a_class() -> Fault:
         pass
 
     return lambda x: x * len(Base.__subclasses__()), (vector(),), lambda: setattr(Base, "kept", type("Derived", (Base,), {}))
+
+
+@fault
+def class_attribute_that_is_none() -> Fault:
+    class Conf:
+        shift: Any = None
+
+    o = Conf()
+    return lambda x: x if o.shift is None else x - o.shift, (vector(),), lambda: setattr(Conf, "shift", 2.0)
+
+
+@fault
+def class_attribute_that_is_none_asked_by_name() -> Fault:
+    class Conf:
+        shift: Any = None
+
+    o = Conf()
+    return lambda x: x - (getattr(o, "shift", None) or 1.0), (vector(),), lambda: setattr(Conf, "shift", 2.0)
+
+
+@fault
+def class_attribute_of_a_module_that_is_none() -> Fault:
+    class Scaled(nn.Module):
+        scale: Any = None
+
+        def forward(self, x: Any) -> Any:
+            return x if self.scale is None else x * self.scale
+
+    m = Scaled()
+    return m, (vector(),), lambda: setattr(Scaled, "scale", 2.0)
+
+
+@fault
+def class_asked_for_what_is_none() -> Fault:
+    class Conf:
+        shift: Any = None
+
+        @classmethod
+        def run(cls, x: Any) -> Any:
+            return x if cls.shift is None else x - cls.shift
+
+    return Conf.run, (vector(),), lambda: setattr(Conf, "shift", 2.0)
+
+
+@fault
+def class_attribute_that_is_none_gets_an_own_one() -> Fault:
+    class Conf:
+        shift: Any = None
+
+    o = Conf()
+    return lambda x: x if o.shift is None else x - o.shift, (vector(),), lambda: setattr(o, "shift", 2.0)

@@ -366,3 +366,44 @@ def setting_of_pytorch() -> Fault:
         HANDLES.append(Undo(lambda: torch._C._set_mkldnn_enabled(True)))
 
     return lambda x: x * (2 if torch.backends.mkldnn.enabled else 3), (vector(),), change
+
+
+@fault
+def union_of_types() -> Fault:
+    THIS.SCALE = int | str  # type: ignore[attr-defined]
+    return lambda x: x + 1 if isinstance(2.0, SCALE) else x, (vector(),), set_global("SCALE", int | float)
+
+
+@fault
+def class_in_a_union() -> Fault:
+    class Kind(type):
+        yes = True
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            return cls.yes
+
+    class One(metaclass=Kind):
+        pass
+
+    THIS.SCALE = int | One  # type: ignore[attr-defined]
+    return lambda x: x + 1 if isinstance(2.0, SCALE) else x, (vector(),), lambda: setattr(Kind, "yes", False)
+
+
+@fault
+def parts_of_a_generic_type() -> Fault:
+    THIS.SCALE = list[int]  # type: ignore[attr-defined]
+    return lambda x: x + 1 if SCALE.__args__[0] is int else x, (vector(),), set_global("SCALE", list[float])
+
+
+@fault
+def mark_of_its_own() -> Fault:
+    mark = object()
+    THIS.SCALE = mark  # type: ignore[attr-defined]
+    return lambda x: x + 1 if SCALE is mark else x, (vector(),), set_global("SCALE", object())
+
+
+@fault
+def variable_of_a_context_that_is_a_tensor() -> Fault:
+    weight: contextvars.ContextVar[Any] = contextvars.ContextVar("weight", default=None)
+    weight.set(torch.ones(3))
+    return lambda x: x + weight.get(), (vector(),), lambda: weight.set(torch.ones(3, dtype=torch.float64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import enum
 import functools
@@ -622,3 +623,37 @@ def number_of_a_library() -> Fault:
         setattr(math, "tau", 7.0)  # noqa: B010
 
     return lambda x: x * math.tau, (vector(),), change
+
+
+class _Doubling(dict[str, Any]):
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(name) * 2
+
+
+@fault
+def tensor_in_a_dict_that_answers_itself() -> Fault:
+    d = _Doubling(w=torch.ones(3), k=1.0)
+    return lambda x: x + d["w"] * d["k"], (vector(),), lambda: dict.__setitem__(d, "w", torch.full((3,), 5.0, dtype=torch.float64))
+
+
+@fault
+def number_in_a_dict_that_answers_itself() -> Fault:
+    d = _Doubling(w=torch.ones(3), k=1.0)
+    return lambda x: x * d["k"], (vector(),), lambda: dict.__setitem__(d, "k", 5.0)
+
+
+@fault
+def copy_that_is_changed() -> Fault:
+    class Conf:
+        def __init__(self) -> None:
+            self.shift, self.scale, self.parts = 1.0, 2.0, [1.0]
+
+    conf = Conf()
+
+    def run(x: Any) -> Any:
+        own = copy.deepcopy(conf)
+        own.shift = 3.0
+        own.parts.append(2.0)
+        return x * own.scale + own.shift + sum(own.parts)
+
+    return run, (vector(),), lambda: setattr(conf, "scale", 5.0)

@@ -13,7 +13,8 @@ import thermit
 from thermit.capture.trace import active
 
 HOUSE = Path(thermit.__file__).parent
-WHERE = {str(HOUSE / name) for name in ("api.py", "capture/trace.py", "capture/facts.py", "capture/recorder.py", "capture/structure.py")}
+ROOMS = ("api.py", *(f"capture/{name}.py" for name in ("trace", "facts", "frames", "recorder", "structure")))
+WHERE = {str(HOUSE / name) for name in ROOMS}
 WHERE.add(torch.utils._python_dispatch.__file__)
 # a line event of these comes where Python looks for no signal: between a body and its exit
 BETWEEN = ("with ", "finally", "try")

@@ -3,7 +3,7 @@
 In:  a code object, a frame.
 Out: `names_of(code)`: the globals, attributes and imports that stand in the code and in the functions written inside it.
 Idea: no data flow is followed.  Whatever object the code can reach, the attributes that it can ask of it are among these names; which
-objects it can reach is seen when it runs (facts.py).
+objects it can reach is seen when it runs (frames.py).
 """
 
 from __future__ import annotations

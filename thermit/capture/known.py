@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from thermit.capture.origin import LIBRARY, USER, class_origin
-from thermit.capture.signature import Arg, Attr, Call, Cell, Class, Guard, Held, Item, Kind, Source, argument_roots, elements, snapshot
+from thermit.capture.signature import Attr, Call, Cell, Class, Guard, Held, Kind, Source, argument_roots, elements, reads_call, snapshot
 from thermit.capture.specs import TensorSpec, tensor_facts
 from thermit.capture.values import IMMUTABLE, Leaves, NotStatic, freeze, is_value
 
@@ -158,7 +158,7 @@ class Known:
             self._keep.append(value)
         elif first != source:
             self.guard(source, "same", first)
-        if (id(value) in self.arguments or id(value) in self.copied) and not in_arguments(source):
+        if (id(value) in self.arguments or id(value) in self.copied) and not reads_call(source):
             self.twice = self.twice or source
             self.twice_copied = self.twice_copied or id(value) in self.copied
 
@@ -254,13 +254,6 @@ class Known:
         if not isinstance(target, torch.Tensor):
             self.reach(found[1], target)
         return found[1]
-
-
-def in_arguments(source: Source) -> bool:
-    """Whether it is an argument, or in one."""
-    while isinstance(source, Attr | Item):
-        source = source.base
-    return isinstance(source, Arg)
 
 
 def argument_guards(function: Any, call: Call) -> list[Guard]:

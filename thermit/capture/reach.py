@@ -19,7 +19,18 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
-from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MappingProxyType, MethodType, MethodWrapperType, ModuleType
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GenericAlias,
+    MappingProxyType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    UnionType,
+)
 from typing import Any
 
 import torch
@@ -42,6 +53,7 @@ _BY_ANY_NAME = BY_NAME | REFLECTION
 _ASKING = {id(function): name for name in _BY_ANY_NAME if (function := vars(builtins).get(name)) is not None}
 _DISPATCHER: CodeType = functools.singledispatch(len).__code__  # type: ignore[attr-defined]
 _VARIABLE = type(os.environ).__getitem__.__code__
+NOWHERE = type("NOWHERE", (), {})()
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -129,6 +141,8 @@ class Reach(Known):
             return [f for f in (value.fget, value.fset, value.fdel) if f is not None]
         if kind in (staticmethod, classmethod):
             return [value.__func__]
+        if kind in (UnionType, GenericAlias):
+            return list(value.__args__)
         if kind in (BuiltinMethodType, MethodWrapperType):  # `table.get`, kept somewhere
             owner = value.__self__
             return [] if owner is None or isinstance(owner, ModuleType | type) else self.reach(Attr(self.home(value), "__self__"), owner)
@@ -186,19 +200,19 @@ class Reach(Known):
             if name in children:
                 continue
             children[name] = ()
-            raw = in_class(kind, name) if kind is not ModuleType else None
-            if raw is not None and isinstance(raw, property):
+            raw = in_class(kind, name) if kind is not ModuleType else NOWHERE
+            if isinstance(raw, property):
                 children[name] = self.reach(Attr(Held(kind, kind.__qualname__), name), raw)
                 self.classed(value, set())
             elif name in table:
                 if not flattened:
                     # reading it by name might compute it anew; a `__getattribute__` in Python is a frame of its own
-                    described = isinstance(in_class(kind, "__getattribute__"), FunctionType) or (raw is not None and hasattr(type(raw), "__get__"))
+                    described = isinstance(in_class(kind, "__getattribute__"), FunctionType) or hasattr(type(raw), "__get__")
                     children[name] = self.reach(Item(Attr(home, "__dict__"), name) if described else Attr(home, name), table[name])
             elif module is not None and (place := next((t for t in _MODULE_TABLES if name in module.get(t, ())), None)) is not None:
                 children[name] = self.reach(Item(Attr(home, place), name), module[place][name])
                 shadowed.add(name)
-            elif raw is None or (module is not None and class_origin(kind) is not USER):
+            elif raw is NOWHERE or (module is not None and class_origin(kind) is not USER):
                 if self._watched and (names.tries or name in names.writes or _computes(kind) or (kind is ModuleType and "__getattr__" in table)):
                     shadowed.add(name)
                     self._nowhere(home, kind, name, module is not None, name in names.strings)
@@ -218,7 +232,7 @@ class Reach(Known):
         """Guards that no other place gives an attribute which the object itself does not have: a module's tables, its class."""
         for table in _MODULE_TABLES if module else ():
             self._absent(Attr(home, table), frozenset((name,)))
-        if named and class_origin(kind) is USER and in_class(kind, name) is None:
+        if named and class_origin(kind) is USER and in_class(kind, name) is NOWHERE:
             self.guard(Class(kind, name), "missing", None)
 
     def classed(self, value: Any, names: set[str]) -> None:
@@ -260,11 +274,11 @@ class Reach(Known):
             raw, above = in_class(kind, name), in_class(meta, name)
             if name.startswith("__") or class_origin(kind) is not USER:
                 continue
-            if above is not None and class_origin(meta) is USER:
+            if above is not NOWHERE and class_origin(meta) is USER:
                 children[name] = self.reach(Class(meta, name), above)
-            if raw is not None:
+            if raw is not NOWHERE:
                 children[name] = [*children[name], *self.reach(Class(kind, name), raw)]
-            elif above is not None or _computes(meta) or (names.tries and name in names.strings):  # getattr(cls, "name", None)
+            elif above is not NOWHERE or _computes(meta) or (names.tries and name in names.strings):  # getattr(cls, "name", None)
                 self.guard(Class(kind, name), "missing", None)
             else:
                 del children[name]  # another piece of code may ask whether it is there
@@ -281,7 +295,7 @@ class Reach(Known):
             if name in vars(between) or class_origin(between) is not USER:
                 continue
             raw = in_class(between, name)
-            self.guard(Class(between, name), "missing" if raw is None else "is", raw)
+            self.guard(Class(between, name), "missing" if raw is NOWHERE else "is", raw)
 
     def module_call(self, module: torch.nn.Module) -> None:
         """Guards what PyTorch looks at when a module is called: its hooks, and where its `forward` comes from."""
@@ -355,11 +369,12 @@ def _wider(names: Names, value: Any) -> Names | None:
 
 def _computes(kind: type) -> bool:
     """Whether attributes that are nowhere come from a `__getattr__` of the user's."""
-    return in_class(kind, "__getattr__") not in (None, torch.nn.Module.__getattr__)
+    return in_class(kind, "__getattr__") not in (NOWHERE, torch.nn.Module.__getattr__)
 
 
 def in_class(kind: type, name: str) -> Any:
+    """What stands under a name in a class or the first of its bases that has it; NOWHERE, which is not None."""
     for base in kind.__mro__:
         if name in vars(base):
             return vars(base)[name]
-    return None
+    return NOWHERE

@@ -35,6 +35,10 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
+_NOTHING = object()
+_GETS = frozenset(kind.__getitem__ for kind in (dict, list, tuple, deque))
+
+
 class Source:
     """Where a value lives.  `read(call)` fetches it as it is now, `str()` is how the user would write it.  Compared by identity of roots.
 
@@ -153,6 +157,27 @@ class Item(Source):
         return f"{base}[{self.key!r}]"
 
 
+@dataclass(frozen=True, slots=True)
+class Part(Source):
+    """What a container of a class with a `__getitem__` of its own holds under a key: past that `__getitem__`, which may answer what it likes."""
+
+    base: Source
+    key: Any
+
+    def read(self, call: Call) -> Any:
+        held = self.base.read(call)
+        if isinstance(held, dict):
+            found = dict.get(held, self.key, _NOTHING)
+            if found is _NOTHING:
+                raise KeyError(self.key)
+            return found
+        kind: Any = list if isinstance(held, list) else tuple if isinstance(held, tuple) else deque
+        return kind.__getitem__(held, self.key)
+
+    def __str__(self) -> str:
+        return f"{self.base}[{self.key!r}]"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Class(Source):
     """A name as it stands in a class or one of its bases, before binding: functions, properties, class methods as such."""
@@ -191,7 +216,7 @@ class Variable(Source):
 
 def reads_call(source: Source) -> bool:
     """Whether the place is in the arguments of the call: what is held by the variant itself needs no call to be read."""
-    while isinstance(source, Attr | Item):
+    while isinstance(source, Attr | Item | Part):
         source = source.base
     return isinstance(source, Arg)
 
@@ -481,14 +506,19 @@ def _tensor_places(source: Source, value: Any) -> Iterator[Source]:
     yield from [source] * len(leaves.tensors)
 
 
+def _iterated(value: Any) -> Iterator[Any]:
+    """What a sequence holds, whatever its class says of it."""
+    base: Any = next(b for b in (list, tuple, deque) if isinstance(value, b))
+    found: Iterator[Any] = base.__iter__(value)
+    return found
+
+
 def elements(source: Source, value: Any) -> Iterator[tuple[Source, Any]]:
     """The parts of a container that a source can name, in the order in which `freeze` meets them."""
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield Item(source, key), child
-    elif isinstance(value, list | tuple | deque):
-        for i, child in enumerate(value):
-            yield Item(source, i), child
+    if isinstance(value, dict | list | tuple | deque):
+        place = Item if type(value).__getitem__ in _GETS and not hasattr(type(value), "__missing__") else Part  # a defaultdict would make it
+        for key, child in dict.items(value) if isinstance(value, dict) else enumerate(_iterated(value)):
+            yield place(source, key), child
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             if hasattr(value, field.name):

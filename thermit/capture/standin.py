@@ -43,7 +43,7 @@ _CPU = torch.device("cpu")
 
 
 class _LikeTensor(type(torch.Tensor)):  # type: ignore[misc]
-    """Code that asks `type(x) == torch.Tensor`, or looks type(x) up in a table, gets the answer for a tensor (`is` is refused: facts.py)."""
+    """Code that asks `type(x) == torch.Tensor`, or looks type(x) up in a table, gets the answer for a tensor (`is` is refused: frames.py)."""
 
     def __eq__(cls, other: object) -> bool:
         return other is torch.Tensor or other is cls

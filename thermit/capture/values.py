@@ -36,6 +36,7 @@ from types import (
     ClassMethodDescriptorType,
     CodeType,
     FunctionType,
+    GenericAlias,
     GetSetDescriptorType,
     MappingProxyType,
     MemberDescriptorType,
@@ -44,12 +45,14 @@ from types import (
     MethodWrapperType,
     ModuleType,
     SimpleNamespace,
+    UnionType,
     WrapperDescriptorType,
 )
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import SUPPORTED_NODES
 
 
@@ -363,6 +366,8 @@ def _classify(kind: type) -> Freeze:
         return _itself
     if kind in SUPPORTED_NODES:
         return _registered
+    if issubclass(kind, PackedSequence):
+        return _packed
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return _namedtuple
     if issubclass(kind, tuple) and getattr(kind, "n_sequence_fields", None) is not None:  # torch.return_types
@@ -391,6 +396,7 @@ _IDENTITIES = frozenset(
         type(threading.Lock()), type(threading.RLock()), ContextVar, property, staticmethod, classmethod, CodeType, CellType, threading.local,
         weakref.ref, torch.finfo, torch.iinfo, SimpleNamespace, np.dtype, np.ufunc, functools._lru_cache_wrapper,
         MemberDescriptorType, GetSetDescriptorType, MappingProxyType, _TUPLE_FIELD,
+        UnionType, GenericAlias, object,  # int | str, list[int] (what they are made of is reached on its own), a mark of its own
     )
 )  # fmt: skip
 _C_DATA: Any = ctypes.c_int.__mro__[-2]  # the base of all structures and arrays of ctypes
@@ -403,6 +409,10 @@ def _is_python_class(kind: type) -> bool:
 
 
 _HEAP_TYPE = 1 << 9
+
+
+def _packed(value: Any, leaves: Leaves) -> Any:
+    raise NotStatic("a PackedSequence, whose lengths PyTorch reads in the middle of its operators")
 
 
 def _refuse(value: Any, leaves: Leaves) -> Any:

@@ -22,7 +22,7 @@ from thermit.ir.node import Return
 from thermit.locks import lock
 from thermit.records import dataclass
 from thermit.runtime import torch_abi
-from thermit.runtime.guard import GuardTable
+from thermit.runtime.guard import GuardTable, is_fetched
 from thermit.runtime.launch import is_native
 from thermit.runtime.library import Runtime, runtime
 from thermit.runtime.native.calling import ENTRY_WORDS, FORMS, VARIANT_WORDS
@@ -187,9 +187,10 @@ def _number(r: Return) -> int:
 
 
 def _fits(variant: Variant) -> bool:
-    """Updates of inference tensors outside inference mode are errors that eager raises."""
+    """Whether every input can be fetched natively; updates of inference tensors outside inference mode are errors that eager raises."""
     inference = any(variant.tensors[i][1].flags & 4 for i in variant.program.plan.updates)
     known = all(spec.dtype in torch_abi.DLPACK_CODES for _, spec in variant.tensors)
+    known = known and all(is_fetched(source) for source, _ in variant.tensors)
     return known and not (inference and not torch.is_inference_mode_enabled())
 
 

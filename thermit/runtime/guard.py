@@ -130,7 +130,7 @@ class GuardTable(Tables):
     # ------------------------------------------------------------------------------------------ tests
     def _guard(self, guard: Guard) -> bool:
         """Whether the guard has a native form; then it is emitted."""
-        if not _is_native(guard.source):
+        if not is_fetched(guard.source):
             return False
         expected = guard.expected
         match guard.kind:
@@ -151,9 +151,9 @@ class GuardTable(Tables):
                 self._emit("LENGTH", self._place(guard.source), self.object(expected), 0)
             case "keys":
                 self._emit("KEYS", self._place(guard.source), self.object(expected))
-            case "apart" if all(map(_is_native, expected)):
+            case "apart" if all(map(is_fetched, expected)):
                 self._apart(expected)
-            case "same" if _is_native(expected):
+            case "same" if is_fetched(expected):
                 self._emit("SAME", self._place(guard.source), self._place(expected))
             case "tensor" if expected.dtype in SCALAR_TYPES:
                 self._emit("SPEC", self._place(guard.source), self._spec(expected, 0, (), False))
@@ -229,7 +229,7 @@ def hashed(addresses: Sequence[int], bits: int) -> list[int]:
     return table
 
 
-def _is_native(source: Source) -> bool:
+def is_fetched(source: Source) -> bool:
     """Whether every step of the way can be fetched natively."""
     while isinstance(source, Attr | Item):
         source = source.base
