@@ -40,7 +40,8 @@ from thermit.records import dataclass
 
 Refused = Callable[[str, str], None]
 
-_OWN_KERNELS = frozenset(("max_pool1d",))  # what the dispatcher shows of them is another way to the same values
+# What the dispatcher shows of them is another way to the same values: max_pool1d in two dimensions, one_hot without a look at its classes.
+_OWN_KERNELS = frozenset(("max_pool1d", "one_hot"))
 # What of torch's own code hands the tensors of a module to the user's.
 _HANDING_CODES = by_identity(
     getattr(torch.nn.Module, name).__code__ for name in ("parameters", "named_parameters", "buffers", "named_buffers", "get_parameter", "get_buffer")

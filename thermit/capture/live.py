@@ -33,6 +33,7 @@ from thermit.capture.structure import exchange
 from thermit.errors import DataDependentError, UnsupportedError
 from thermit.ir import build as b
 
+aten = torch.ops.aten
 _AUTOGRAD = ("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "requires_grad =")
 
 
@@ -249,6 +250,9 @@ class LiveMode(TorchDispatchMode):
             if is_stand_in(tensor) and tensor.backing is None:
                 raise self.failure or leaked(tensor, str(func))
         originals = {id(t.backing): t for t in tensors_in((*args, *kwargs.values())) if is_stand_in(t)}
+        if func is aten.eq.Tensor and self.watcher.native == "one_hot":
+            self.watcher.native = ""
+            self._run(check_classes, args, {})
         result = self._run(func, args, kwargs)
         return convert(result, lambda r: originals.get(id(r), r))
 
@@ -308,6 +312,15 @@ class _Released(torch.autograd.Function):
 
 
 _warned: dict[Any, Any] = {}
+
+
+def check_classes(classes: torch.Tensor, numbers: torch.Tensor) -> tuple[()]:
+    """What eager's one_hot asks of its classes, which it does not ask of stand-ins."""
+    if classes.numel() and int(classes.min()) < 0:
+        raise RuntimeError("Class values must be non-negative.")
+    if classes.numel() and int(classes.max()) >= numbers.numel():
+        raise RuntimeError("Class values must be smaller than num_classes.")
+    return ()
 
 
 def _real(value: Any) -> Any:

@@ -22,7 +22,7 @@ from thermit import config
 from thermit.aten.table import DTYPE_OF, TABLE, Lowering
 from thermit.capture.arguments import argument, as_strided, check_options, element_type, flat_metas, frozen, tensors_in, with_defaults
 from thermit.capture.infer import Meta, convert, infer
-from thermit.capture.live import LiveMode
+from thermit.capture.live import LiveMode, check_classes
 from thermit.capture.overloads import BATCH_NORM, Overload, overload_of
 from thermit.capture.plain_sizes import plain_sizes
 from thermit.capture.position import Asked, Picked, overlap, picked, select_at
@@ -207,6 +207,8 @@ class Recorder(LiveMode):
             self._grad_check(args, kwargs)
         if func is aten.max_pool2d_with_indices.default and self.watcher.native:
             args = self._pooled_in_rows(args)
+        elif func is aten.eq.Tensor and self.watcher.native == "one_hot":
+            return self._one_hot(info, func, args)
         match info.treatment:
             case "functional":
                 result = self._functional(info, func, args, kwargs)
@@ -295,6 +297,22 @@ class Recorder(LiveMode):
         if not suggests_channels_last(geometry):
             return args
         return self._one(aten.clone.default, args[:1], {"memory_format": torch.contiguous_format}), *args[1:]
+
+    def _one_hot(self, info: Overload, func: OpOverload, args: Any) -> StandIn:
+        """The comparison of classes with their numbers that one_hot shows; eager looks first whether they are classes."""
+        self.watcher.native = ""
+        classes, numbers = map(self.adopt, args)
+        count = numbers.numel()
+        if count == 0:
+            raise Restart("one_hot without classes")
+        metas = self._infer(info, func, args, {})
+        node, shape = self._node(classes), metas.geometry.sizes
+        node = b.check(node, b.and_(b.ge(node, 0), b.lt(node, count)))
+        result: StandIn = self._results((b.eq(b.broadcast_to(node, shape), b.broadcast_to(self._node(numbers), shape)),), metas)
+        inference = torch.is_inference_mode_enabled()
+        self.record.log.append(Entry(check_classes, (classes, numbers), {}, (), inference))
+        self.record.log.append(Entry(func, args, {}, (result,), inference))
+        return result
 
     def _functional(self, info: Overload, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
