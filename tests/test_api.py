@@ -484,9 +484,9 @@ def test_why_a_call_is_eager():
     assert told[0].filename == __file__
     h = thermit.jit(lambda x: x.sum().item(), max_variants=2)
     for n in (1, 2):
-        with pytest.warns(ThermitWarning, match="item of a tensor"):
+        with pytest.warns(ThermitWarning, match="value of a tensor: .item"):
             h(torch.ones(n))
-    with pytest.warns(ThermitWarning, match="could not be compiled for 2 kinds of calls.*item of a tensor"):
+    with pytest.warns(ThermitWarning, match="could not be compiled for 2 kinds of calls.*value of a tensor: .item"):
         assert "2 kinds of calls could not be compiled" in h.explain(torch.ones(3)).eager
     boxes = thermit.jit(lambda p: p[0] + p[1])
     assert boxes.explain((x, x)).eager == boxes.explain((x, x)).eager == boxes.explain([x, x.clone()]).eager == ""
@@ -518,7 +518,7 @@ def test_explain():
     assert "compiled again because" in str(j.explain(x)) and "float32[5,5]" in str(j.explain(x))
     with pytest.warns(ThermitWarning):
         text = str(thermit.jit(lambda x: x.sum().item()).explain(x))
-    assert "runs eagerly: item of a tensor" in text and "test_api.py" in text
+    assert "runs eagerly: reads the value of a tensor: .item()" in text and "test_api.py" in text
 
 
 def test_arguments_are_not_kept():

@@ -24,6 +24,7 @@ from dataclasses import field
 from types import MethodType
 from typing import Any, Literal, TypeVar, overload
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
@@ -33,12 +34,12 @@ from thermit.capture.facts import Watcher, watch
 from thermit.capture.known import argument_guards
 from thermit.capture.recorder import Recorder
 from thermit.capture.recording import Restart, ThermitWarning, told, user_line
-from thermit.capture.signature import Call, FlatCall, Guard, Held, Source, argument_tensors, flatten_call, holds, reads_call
+from thermit.capture.signature import Call, FlatCall, Guard, Held, Source, argument_roots, argument_tensors, flatten_call, holds, reads_call
 from thermit.capture.signature import TensorSpec as InputSpec
 from thermit.capture.specs import input_specs
 from thermit.capture.structure import Substitution, Template, result_template
 from thermit.capture.trace import Live, Trace, active, trace
-from thermit.capture.values import NotStatic
+from thermit.capture.values import Leaves, NotStatic, freeze
 from thermit.compiler import Compilation, Stages, compile_graph, kernel_count
 from thermit.errors import ThermitError, UnexpectedCompileError, UnsupportedError
 from thermit.explain import Explanation, counted, explain
@@ -105,6 +106,7 @@ class State:
     keys: list[Any] = field(default_factory=list)
     failed_guards: list[str] = field(default_factory=list)
     warned: bool = False
+    told: bool = False  # of an argument that cannot be compared
     faulty: bool = False
 
 
@@ -157,7 +159,12 @@ class JitFunction:
         eager = flat.eager or self._state.never
         if eager:
             if self._state.strict:
-                raise UnsupportedError(f"this call can only run eagerly: {eager}", advice="Call the function itself, or without strict=True.")
+                what, advice = _foreign(function, flat, Call(args, kwargs), eager, "Call the function itself, or without strict=True")
+                raise UnsupportedError(f"this call can only run eagerly: {what}", advice=f"{advice}.")
+            if flat.foreign and not self._state.told:
+                self._state.told = True
+                what, advice = _foreign(function, flat, Call(args, kwargs), eager)
+                _warn(f"thermit runs {_name(function)} eagerly: {what}\n  {advice}; strict=True makes this an error.")
             return function(*args, **kwargs)
         call = Call(args, kwargs)
         key = (flat.key, config.current.key)
@@ -327,7 +334,8 @@ class JitFunction:
         flat = flatten_call(call.args, call.kwargs)
         eager = flat.eager or self._state.never or eager_now(self.__wrapped__)
         if eager:
-            raise UnsupportedError(f"this call can only run eagerly: {eager}")
+            what, advice = _foreign(self.__wrapped__, flat, call, eager)
+            raise UnsupportedError(f"this call can only run eagerly: {what}", advice=advice and f"{advice}.")
         try:
             guards, outcome = capture(self.__wrapped__, flat, call, strict=True, staged=True)
         except Restart as again:
@@ -360,6 +368,7 @@ class JitFunction:
         self(*args, **kwargs)
         state = self._state
         eager = flat.eager or state.never or eager_now(self.__wrapped__)
+        eager = "; ".join(filter(None, _foreign(self.__wrapped__, flat, Call(args, kwargs), eager)))
         if is_disabled() or active() is not None:
             eager = "thermit is disabled here" if active() is None else "it is called from a function that is traced"
         if eager:
@@ -491,6 +500,18 @@ def _warn(text: str, where: str = "") -> None:
         file, _, at = where.rpartition(":")
         number = int(at)
     warnings.warn_explicit(ThermitWarning(text), ThermitWarning, file, number)
+
+
+def _foreign(function: Any, flat: FlatCall, call: Call, eager: str, advice: str = "") -> tuple[str, str]:
+    """Why a call runs eagerly and what to do about it: `eager` and `advice`, or the argument, no tensor, that is to blame."""
+    for source, value in argument_roots(function, call) if flat.foreign else ():
+        try:
+            freeze(value, Leaves())
+        except NotStatic as why:
+            if isinstance(value, np.ndarray):
+                return f"the argument {source} is an array of numpy", f"Hand in torch.from_numpy({source}), a tensor over the same memory"
+            return f"the argument {source} is, or holds, {why}", "Hand in tensors, numbers, strings, and containers of them"
+    return eager, advice
 
 
 _NO_CALL = Call((), {})

@@ -15,13 +15,14 @@ class ThermitError(Exception):
 
 
 class DataDependentError(ThermitError):
-    """Python read the value of a tensor (bool, item, tolist, `x[mask]`, `torch.equal`), under `strict=True` or in `trace`, `lower`, `compile`."""
+    """Python read the value of a tensor (`if`, `item`, `tolist`, `torch.equal`), or a result's size depends on values (`x[mask]`, `nonzero`,
+    `unique`, `masked_select`), under `strict=True` or in `trace`, `lower`, `compile`."""
 
 
 class UnsupportedError(ThermitError):
     """A call that thermit can only run eagerly, under `strict=True` or in `trace`, `lower`, `compile`: a tensor that requires grad, a
-    subclass, another device, Python state that is written, an operation that needs values (nonzero, unique, linalg.inv) or
-    raises while it is traced."""
+    subclass, another device, an array of numpy, Python state that is written, an operation that looks whether it succeeded
+    (torch.linalg.inv) or raises while it is traced."""
 
 
 class LeakedStandInError(ThermitError):

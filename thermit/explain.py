@@ -13,6 +13,13 @@ from thermit.stages import cost_analysis, memory_analysis
 
 SHOWN = 40  # facts that the text lists: a network has thousands
 
+KEY = (
+    "kernel: one compiled loop nest; what it makes, from what, how many values it computes on the way",
+    "call: an operation that PyTorch runs between kernels; stored: a value that goes through memory, and why it was not fused",
+    "bytes moved: read and written by kernels and calls; temporaries: memory between them, kept for the next call",
+    "holds while: checked at each call, beside the arguments; a change compiles again",
+)
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -44,7 +51,8 @@ class Explanation:
         text = "\n".join(lines) + "\n" + self.text
         calls = tuple(f"{name}{f' ({n} times)' if (n := self.calls.count(name)) > 1 else ''}" for name in dict.fromkeys(self.calls))
         facts = self.guards if len(self.guards) <= SHOWN else (*self.guards[:SHOWN], f"... and {len(self.guards) - SHOWN:,} more facts (.guards)")
-        return text + _listed("run by PyTorch", calls) + _listed("holds while", facts) + _listed("compiled again because", self.recompiled)
+        text += _listed("run by PyTorch", calls) + _listed("holds while", facts) + _listed("compiled again because", self.recompiled)
+        return text + _listed("key", KEY)
 
     __repr__ = __str__
 
@@ -68,7 +76,7 @@ def explain(
     calls: tuple[str, ...] = (),
 ) -> Explanation:
     """The record."""
-    facts, recompiled = tuple(map(str, guards)), tuple(dict.fromkeys(recompiled))
+    facts, recompiled = tuple(sorted(map(str, guards))), tuple(dict.fromkeys(recompiled))
     if compilation is None:
         return Explanation(name, reason, line, 0, (), (), {}, {}, {}, facts, recompiled, "")
     kernels, _ = kernel_count(compilation)

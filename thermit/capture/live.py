@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from thermit.capture.arguments import argument, tensors_in
 from thermit.capture.infer import convert
 from thermit.capture.origin import MODULES, code_origin
-from thermit.capture.overloads import overload_of
-from thermit.capture.recording import CLOSED, LIVE, TRACING, Recording, Restart, ThermitWarning, Watcher, advice, line_text, told, user_line
+from thermit.capture.overloads import overload_of, spoken
+from thermit.capture.recording import CLOSED, LIVE, TRACING, Recording, Restart, ThermitWarning, Watcher, advice, place_text, told, user_line
 from thermit.capture.standin import READS, StandIn, has_history, is_stand_in, leaked, own
 from thermit.capture.storage import Geometry
 from thermit.capture.structure import exchange
@@ -90,7 +90,7 @@ class LiveMode(TorchDispatchMode):
         if self.state is TRACING:
             self.watcher.pause()
             try:
-                self.go_live(f"{method.strip('_')} of a tensor", reads=method in READS)
+                self.go_live(_asked(method), reads=method in READS)
             finally:
                 self.watcher.resume()
         if is_input:
@@ -154,7 +154,7 @@ class LiveMode(TorchDispatchMode):
         quiet = quiet or (reason.endswith("requires grad") and not self.strict)  # training is eager, without complaint
         line = user_line(sys._getframe(1))
         file, number = ("<unknown>", 1) if line is None else (line[0].co_filename, line[1])
-        self.reason, self.place = reason, line_text(line)
+        self.reason, self.place = reason, place_text(sys._getframe(1))
         if where:
             file, _, at = where.rpartition(":")
             number, self.place = int(at), f"{os.path.basename(file)}:{at}"
@@ -248,7 +248,7 @@ class LiveMode(TorchDispatchMode):
         """The call once the trace is live (or over)."""
         for tensor in tensors_in((*args, *kwargs.values())):
             if is_stand_in(tensor) and tensor.backing is None:
-                raise self.failure or leaked(tensor, str(func))
+                raise self.failure or leaked(tensor, spoken(func))
         originals = {id(t.backing): t for t in tensors_in((*args, *kwargs.values())) if is_stand_in(t)}
         if func is aten.eq.Tensor and self.watcher.native == "one_hot":
             self.watcher.native = ""
@@ -321,6 +321,19 @@ def check_classes(classes: torch.Tensor, numbers: torch.Tensor) -> tuple[()]:
     if classes.numel() and int(classes.max()) >= numbers.numel():
         raise RuntimeError("Class values must be smaller than num_classes.")
     return ()
+
+
+_READ_BY = {
+    "__bool__": "a condition (bool)", "item": ".item()", "tolist": ".tolist()", "numpy": ".numpy()", "__array__": "numpy",
+    "__index__": "range(), an index or a bound of a slice", "__repr__": "repr()", "__str__": "str()", "__format__": "format()",
+}  # fmt: skip
+
+
+def _asked(method: str) -> str:
+    """The reason to go live when a method needs the tensor itself."""
+    if method in READS:
+        return f"reads the value of a tensor: {_READ_BY.get(method, method.strip('_') + '()')}"
+    return f"{method.strip('_') if method.startswith('__') else method} of a tensor"
 
 
 def _real(value: Any) -> Any:

@@ -61,6 +61,26 @@ class Overload:
     uninitialised: bool = False
 
 
+_SPOKEN = {
+    "index": "x[...]", "index_put": "x[...] = y", "_local_scalar_dense": "a number that is a tensor", "item": "a number that is a tensor",
+    "_linalg_check_errors": "torch.linalg", "_unique2": "torch.unique", "_unique": "torch.unique", "unique_dim": "torch.unique",
+    "copy": "Tensor.copy_", "fill": "Tensor.fill_", "_to_copy": "Tensor.to",
+}  # fmt: skip
+
+
+def spoken(op: Any) -> str:
+    """An overload as users know it: the function of torch, or the method."""
+    if not isinstance(op, OpOverload):
+        return str(getattr(op, "__name__", op))
+    name = op._schema.name.split("::")[1]
+    family, _, rest = name.partition("_")
+    if name.rstrip("_") in _SPOKEN:
+        return _SPOKEN[name.rstrip("_")]
+    if family in ("linalg", "fft", "special") and rest:
+        return f"torch.{family}.{rest}"
+    return f"torch.{name}" if hasattr(torch, name) else f"torch.nn.functional.{name}" if hasattr(torch.nn.functional, name) else f"Tensor.{name}"
+
+
 def is_random(op: Any) -> bool:
     """Whether the overload draws from a generator.  Attention on the CPU does not, although it has the tag: it refuses dropout."""
     return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ()) and op is not aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -23,10 +23,10 @@ from thermit.aten.table import DTYPE_OF, TABLE, Lowering
 from thermit.capture.arguments import argument, as_strided, check_options, element_type, flat_metas, frozen, tensors_in, with_defaults
 from thermit.capture.infer import Meta, convert, infer
 from thermit.capture.live import LiveMode, check_classes
-from thermit.capture.overloads import BATCH_NORM, Overload, overload_of
+from thermit.capture.overloads import BATCH_NORM, Overload, overload_of, spoken
 from thermit.capture.plain_sizes import plain_sizes
 from thermit.capture.position import Asked, Picked, overlap, picked, select_at
-from thermit.capture.recording import TRACING, Entry, Fault, GoLive, Input, Restart, Watcher, user_line
+from thermit.capture.recording import SIZED, TRACING, Entry, Fault, GoLive, Input, Restart, Watcher, user_line
 from thermit.capture.signature import Source
 from thermit.capture.specs import tensor_facts
 from thermit.capture.standin import StandIn, is_stand_in, leaked
@@ -49,6 +49,17 @@ def _uninitialised(dtype: torch.dtype) -> Any:
     if dtype.is_floating_point:
         return float("nan")
     return True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def _needs_values(func: OpOverload) -> GoLive:
+    """Why an operation that looks at values itself is not captured."""
+    if func is aten._linalg_check_errors.default:
+        return GoLive("torch.linalg looks whether it succeeded")
+    if torch.Tag.dynamic_output_shape in func.tags:
+        return GoLive(f"makes the result of {spoken(func)}, {SIZED}", reads=True)
+    if torch.Tag.data_dependent_output in func.tags:
+        return GoLive(f"reads the value of a tensor: {spoken(func)}", reads=True)
+    return GoLive(f"{spoken(func)} is not captured")
 
 
 class Recorder(LiveMode):
@@ -175,7 +186,7 @@ class Recorder(LiveMode):
         except Exception as fault:
             if config.current.raise_faults and isinstance(fault, Fault | AssertionError | TypeRuleError):
                 raise
-            failure = f"{func} raised {type(fault).__name__}: {fault}"
+            failure = f"{spoken(func)} raised {type(fault).__name__}: {fault}"
         finally:
             self.watcher.resume()
         return self.attempt(func, args, kwargs, failure) if failure else self.forward(func, args, kwargs)
@@ -187,7 +198,7 @@ class Recorder(LiveMode):
             return func, args
         if func is aten.select.int and args[2] == 0:
             return select_at, (*args[:2], asked.position)
-        raise Restart(f"{func} reads a tensor")
+        raise Restart(f"{spoken(func)} reads a tensor")
 
     def _pick(self, args: Any) -> StandIn:
         """`args[0]` at the position `args[2]` along the axis `args[1]`: a view."""
@@ -236,7 +247,7 @@ class Recorder(LiveMode):
                     self.asked = Asked.of(read, sys._getframe(2))
                     if self.asked is not None:
                         return 0
-                raise GoLive(f"{func} needs values", reads=torch.Tag.data_dependent_output in func.tags)
+                raise _needs_values(func)
         self.record.log.append(Entry(func, args, kwargs, tensors_in(result), torch.is_inference_mode_enabled()))
         return result
 
@@ -250,7 +261,7 @@ class Recorder(LiveMode):
         """The same tensor with other sizes and strides: PyTorch changes the stand-in's own."""
         stand_in = args[0]
         if not is_stand_in(stand_in) or any(stand_in is known for known in self.known.values()):
-            raise GoLive(f"{func} on a tensor from outside")
+            raise GoLive(f"{spoken(func)} on a tensor from outside")
         with torch._C._DisableTorchDispatch():
             func(*args, **kwargs)
         stand_in.geometry = Geometry(tuple(stand_in.shape), stand_in.stride(), int(stand_in.storage_offset()))
@@ -318,7 +329,7 @@ class Recorder(LiveMode):
         if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
             return self._batch_norm(args)
         if func is aten.index.Tensor and any(t.dtype in _MASKS for t in tensors_in(args[1])):
-            raise GoLive(f"{func} by a mask has a size that depends on values", reads=True)
+            raise GoLive(f"makes x[mask], {SIZED}", reads=True)
         metas = self._infer(info, func, args, kwargs)
         return self._results(self._lower(info, func, args, kwargs, metas), metas)
 
@@ -421,7 +432,7 @@ class Recorder(LiveMode):
         base = self.adopt(args[0])
         if func is aten.as_strided.default:
             if isinstance(base.cell, Picked):
-                raise GoLive(f"{func} counts from a place that is data")
+                raise GoLive(f"{spoken(func)} of x[i], with a tensor i that says where it lies")
             metas: Any = as_strided(base, *args[1:], **kwargs)
         else:
             metas = infer(func, [self._meta(base), *args[1:]], kwargs, pointwise=False, device=False)
@@ -429,7 +440,7 @@ class Recorder(LiveMode):
         def one(meta: Meta) -> StandIn:
             dtype = DTYPE_OF.get(meta.dtype)
             if dtype is None or dtype.is_complex or base.cell.steps(meta.geometry, dtype) is None:
-                raise GoLive(f"{func} sees memory in a way that is not captured")
+                raise GoLive(f"{spoken(func)} sees memory in a way that is not captured")
             return self._on(base.cell, meta.geometry, meta.dtype)
 
         return convert(metas, one)
@@ -444,14 +455,14 @@ class Recorder(LiveMode):
         if plain.get("generator", self) is None:
             plain = {k: v for k, v in plain.items() if k != "generator"}
         if functional.treatment != "functional":
-            raise GoLive(f"{info.op} is not captured")
+            raise GoLive(f"{spoken(info.op)} is not captured")
         metas = self._infer(functional, info.functional, args, plain)
         nodes = self._lower(functional, info.functional, args, plain, metas)
         for target, node, meta in zip(targets, nodes, flat_metas(metas), strict=True):
             if meta.geometry.sizes != target.geometry.sizes:
-                raise GoLive(f"{info.op} changes the size of what it writes")
+                raise GoLive(f"{spoken(info.op)} changes the size of what it writes")
             if not torch.can_cast(meta.dtype, target.dtype):
-                raise GoLive(f"{info.op} cannot write {meta.dtype} into {target.dtype}")
+                raise GoLive(f"{spoken(info.op)} cannot write {meta.dtype} into {target.dtype}")
             assert node is not None
             self._put(target, node)
         written = [argument(info, name, args, kwargs) for name in info.written]
@@ -473,4 +484,4 @@ class Recorder(LiveMode):
         for target in targets:
             for other in read:
                 if other is not target and overlap(target, other, info.inplace or info.pointwise):
-                    raise GoLive(f"{info.op} reads and writes overlapping memory")
+                    raise GoLive(f"{spoken(info.op)} reads and writes overlapping memory")

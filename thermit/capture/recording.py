@@ -5,6 +5,8 @@ In:  frames.  Out: dataclasses without behaviour, two exceptions and a warning.
 
 from __future__ import annotations
 
+import itertools
+import linecache
 import os
 from collections.abc import Callable
 from dataclasses import field
@@ -69,9 +71,32 @@ def line_text(line: Line | None) -> str:
     return "" if line is None else f"{os.path.basename(line[0].co_filename)}:{line[1]} in {line[0].co_name}"
 
 
+def place_text(frame: FrameType | None) -> str:
+    """`model.py:31 in forward: x.sum() > 0`, of the innermost frame that is neither PyTorch's nor ours, with what it computes."""
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    code, text = frame.f_code, ""
+    line, last, start, stop = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    if line is not None and line == last:
+        text = linecache.getline(code.co_filename, line).encode()[start:stop].decode(errors="replace").strip()
+    place = line_text((code, frame.f_lineno))
+    return f"{place}: {text if len(text) <= 60 else text[:57] + '...'}" if text else place
+
+
+SIZED = "whose size depends on values"  # how such reasons end
+
+
 def advice(reason: str, reads: bool, strict: bool) -> str:
     """What to do about a reason to run eagerly.  `reads`: Python wants a value; `strict`: it is an error already."""
-    if reads:
+    if reason.endswith(SIZED):
+        what = "Keep the size (torch.where, a sum with a mask), or move it out of the function"
+    elif reason.startswith("torch.linalg looks"):
+        what = "Call its sibling that does not look (torch.linalg.inv_ex, cholesky_ex, solve_ex), or move it out of the function"
+    elif "bound of a slice" in reason:
+        what = "For a slice of fixed size take x[i + torch.arange(n)]; else move it out of the function"
+    elif reads:
         what = "Keep the decision in tensors (torch.where), or move it out of the function"
     elif reason.endswith("requires grad"):
         what = "Detach it, or call the function under torch.no_grad()"

@@ -399,13 +399,15 @@ class FlatCall(NamedTuple):
     `key`: hashable; equal keys are calls that may share a variant (tree, static values, tensor specs with aliasing, ambient state).
     `tensors`: the tensor leaves in order of appearance, each occurrence (the same object twice is twice, in one group).
     `specs`: one for each of them (also part of the key).
-    `eager`: why the call cannot be compiled at all, or None; if it is set the other fields are empty.
+    `eager`: why the call cannot be compiled at all, or None; if it is set the other fields are empty.  `foreign`: because of an argument
+    that is no tensor.
     """
 
     key: Any
     tensors: list[torch.Tensor]
     specs: tuple[TensorSpec, ...]
     eager: str | None = None
+    foreign: bool = False
 
 
 _C = torch._C
@@ -451,6 +453,9 @@ def flatten_call(args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> F
         image = tuple([freeze(a, leaves) for a in args])
         if kwargs:
             image += (tuple(kwargs), tuple([freeze(a, leaves) for a in kwargs.values()]))
+    except NotStatic as why:
+        return FlatCall(None, [], (), str(why), True)
+    try:
         specs = input_specs(leaves.tensors)
     except NotStatic as why:
         return FlatCall(None, [], (), str(why))

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from thermit.capture.origin import USER, code_origin
+from thermit.capture.overloads import spoken
 from thermit.capture.storage import Cell, Geometry
 from thermit.errors import LeakedStandInError
 from thermit.ir.types import DType
@@ -85,10 +86,10 @@ class StandIn(torch.Tensor, metaclass=_LikeTensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Only reached outside the trace (the stand-in leaked), from another thread, and where PyTorch dispatches below the trace."""
         stand_in = next(a for a in _leaves((*args, *(kwargs or {}).values())) if is_stand_in(a))
-        stand_in.owner.outside(str(func))
+        stand_in.owner.outside(spoken(func))
         if stand_in.backing is not None:
             return stand_in.owner.forward(func, args, kwargs or {})
-        raise leaked(stand_in, str(func))
+        raise leaked(stand_in, spoken(func))
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

@@ -416,4 +416,5 @@ def _packed(value: Any, leaves: Leaves) -> Any:
 
 
 def _refuse(value: Any, leaves: Leaves) -> Any:
-    raise NotStatic(f"a {type(value).__qualname__}, whose state cannot be compared")
+    kind = "an array of numpy" if type(value) is np.ndarray else f"a {type(value).__qualname__}"
+    raise NotStatic(f"{kind}, whose state cannot be compared")
