@@ -18,7 +18,7 @@ from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, Output, Update, toposort
 from thermit.ir.types import BOOL, FLOAT32, FLOAT64, DType, Shape, contiguous_strides
 from thermit.loops.chain import plain
-from thermit.loops.chain_blocks import chained
+from thermit.loops.running import chained
 from thermit.loops.lower import lower
 from thermit.loops.nest import Chain, For, LoopProgram, Stmt, Tile, program_text
 from thermit.loops.tile import tile

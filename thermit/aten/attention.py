@@ -3,7 +3,7 @@
 Written out as two products and what stands between them: where the schedule keeps them together (schedule/chain.py), the scores are never
 stored.  A row of which every key is masked is 0 (the softmax of such a row, written by hand, is nan).  Causal means that query i sees the keys up to
 i, whatever the lengths.  Half types compute in float32 and round once.  One query (decoding) reads each key once: of many keys the products are
-sums that stream them.  Left to PyTorch: two to seven queries, and more keys than fit beside a block of queries.
+sums that stream them.  Left to PyTorch: two to seven queries.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from thermit.ir.types import Shape
 aten = torch.ops.aten
 
 LEAST_ROWS = 8  # queries; fewer do not fill the lanes of a register
-MOST_KEYS = 2048  # of float32: the scores of a block of queries stay in L2 and in the rows of a kernel
-MOST_UNMASKED = 1024  # of all types, where none is skipped: beyond, heads that lie apart cost more than PyTorch's copies of them
-MOST_DEPTH = 1024  # of the first product: the queries of a block are kept as well
+MOST_KEYS = 2048  # of float32: a row of scores that is kept whole
+MOST_DEPTH = 1024  # of the first product: the queries of a block are kept
 
 
-def is_kept(rows: int, keys: int, depth: int, bits: int) -> bool:
-    """Whether a block of rows of scores stays near the processor, and is worth it."""
-    return (rows == 1 or rows >= LEAST_ROWS) and 1 < keys <= MOST_KEYS * 32 // bits and depth <= MOST_DEPTH
+def is_chained(rows: int, keys: int, depth: int, bits: int) -> bool:
+    """Whether two products with a softmax between them are one kernel."""
+    one = rows == 1 and keys <= MOST_KEYS * 32 // bits
+    return (one or rows >= LEAST_ROWS) and keys > 1 and depth <= MOST_DEPTH
 
 
 @lower(aten._scaled_dot_product_flash_attention_for_cpu.default, floats=True)
@@ -48,10 +48,8 @@ def attention(
     (batch, heads, rows, depth), keys = query.shape, key.shape[2]
     if dropout_p or (is_causal and attn_mask is not None) or not is_multiplied(query, key, value) or 0 in (query.type.numel, value.type.numel):
         return NotImplemented
-    kept = is_kept(rows, keys, depth, query.dtype.bits)
+    kept = is_chained(rows, keys, depth, query.dtype.bits)
     if not (kept or rows == 1) or keys < 2 or depth < 2 or (attn_mask is not None and not attn_mask.dtype.is_float):
-        return NotImplemented
-    if rows > 1 and keys > MOST_UNMASKED and not is_causal:
         return NotImplemented
     if is_causal and scale is not None and not scale > 0:  # eager scales minus infinity: nan
         return NotImplemented

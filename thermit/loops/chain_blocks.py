@@ -39,17 +39,6 @@ Loops = tuple[For, ...]
 MOST_VECTORS = 2  # of rows of a block: a tile of 6 x 2 registers
 
 
-def chained(program: LoopProgram, target: HasRegisters) -> LoopProgram | None:
-    """The program in blocks of rows; None where that is not possible (one row fills no lanes)."""
-    if len(program.body) != 1 or not isinstance(s := program.body[0], Chain) or s.first.rows.extent == 1:
-        return None
-    for vectors in range(MOST_VECTORS, 0, -1):
-        blocks = Blocks(program, s, target, vectors)
-        if blocks.is_possible():
-            return blocks.program()
-    return None
-
-
 class Blocks:
     """One chain while it is taken apart."""
 
@@ -115,13 +104,14 @@ class Blocks:
         more = sum(x for x in parts if isinstance(x, int))
         return self.indices.linear([(1, x) for x in parts if isinstance(x, Node)], more)
 
-    def _panel(self) -> tuple[Stmt, ...]:
-        """The rows of the block, step by step of the depth."""
+    def _panel(self, start: Node = ZERO) -> tuple[Stmt, ...]:
+        """The rows of the block, step by step of the depth, from the place `start` on."""
         depth, made = self.depth, list[Stmt]()
         step, lane, rest = build.index("ks"), build.index("kl"), build.index("kr")
 
         def stores(k: Node) -> tuple[Store, ...]:
-            return tuple(Store("panel", self.indices.linear([(self.rows, k)], c), self._left(number(c), k)) for c in range(self.rows))
+            place = self.indices.linear([(self.rows, k), (1, start)])
+            return tuple(Store("panel", self._plus(place, c), self._left(number(c), k)) for c in range(self.rows))
 
         if depth >= self.lanes:
             whole = self.indices.linear([(self.lanes, step), (1, lane)])

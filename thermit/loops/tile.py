@@ -21,7 +21,6 @@ from thermit.loops.ahead import fetched_ahead
 from thermit.loops.blocking import HasRegisters
 from thermit.loops.blocks import blocked
 from thermit.loops.chain import plain as plain_chain
-from thermit.loops.chain_blocks import chained
 from thermit.loops.contraction import packed
 from thermit.loops.depthwise import depthwise
 from thermit.loops.dots import dotted
@@ -30,6 +29,7 @@ from thermit.loops.narrow import narrowed
 from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store, Tile, exprs_of
 from thermit.loops.peel import peel
 from thermit.loops.product import plain
+from thermit.loops.running import chained
 from thermit.loops.rewrite import replaced, substitute
 from thermit.loops.windows import convolved
 from thermit.records import dataclass

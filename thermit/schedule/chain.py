@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from thermit.aten.attention import is_kept
+from thermit.aten.attention import is_chained
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import FLOAT32, FLOAT64, Shape
 from thermit.schedule.kernel import CallStep, Kernel
 from thermit.schedule.trace import Labels, Trace, reshaped, trace
+
+MOST_KEYS = 2048  # of float32, where what stands between is no softmax: a block of rows is kept whole
 
 Steps = tuple[Kernel | CallStep, ...]
 
@@ -97,8 +99,28 @@ def _fit(first: Node, scores: Node, weights: Node, second: Node) -> bool:
     rows, keys = first.shape[-2:]
     if {n.dtype for n in (first, scores, second, second.args[0])} not in ({FLOAT32}, {FLOAT64}):
         return False
-    fit = is_kept(rows, keys, first.args[0].shape[-1], first.dtype.bits)
+    fit = is_chained(rows, keys, first.args[0].shape[-1]) and (keys <= MOST_KEYS * 32 // first.dtype.bits or _is_softmax(weights))
     return fit and scores.shape[-2:] == (rows, keys) == weights.shape[-2:] and second.shape[-2] == rows
+
+
+def _is_softmax(weights: Node) -> bool:
+    """Whether rows are powers of what is less than its greatest, times or over what is made of their sum: blocks of keys are enough then."""
+    if _below_spread(weights).prim not in (p.MUL, p.DIV):
+        return False
+    powers, factor = map(_below_spread, _below_spread(weights).args)
+    if powers.prim not in (p.EXP, p.EXP_FALLING) or powers.args[0].prim is not p.SUB:
+        return False
+    score, most = powers.args[0].args
+    of_total = [n for n in toposort([factor]) if n.prim.kind == "reduce"]
+    of_most = [n for n in toposort([most], leaves={score: None}) if n.prim.kind == "reduce"]
+    greatest, total = [n for n in of_most if n.prim is p.AMAX], [n for n in of_total if n.prim is p.SUM and n.args[0] is powers]
+    return len(of_most) == len(greatest) == len(total) == 1 and greatest[0].args[0] is score
+
+
+def _below_spread(node: Node) -> Node:
+    while node.prim in (p.RESHAPE, p.EXPAND):
+        node = node.args[0]
+    return node
 
 
 def _keeps_rows(weights: Node, scores: Node, kernel: Kernel) -> bool:
