@@ -18,9 +18,9 @@ from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, Output, Update, toposort
 from thermit.ir.types import BOOL, FLOAT32, FLOAT64, DType, Shape, contiguous_strides
 from thermit.loops.chain import plain
-from thermit.loops.running import chained
 from thermit.loops.lower import lower
 from thermit.loops.nest import Chain, For, LoopProgram, Stmt, Tile, program_text
+from thermit.loops.running import chained, softmax_of
 from thermit.loops.tile import tile
 from thermit.schedule.fuse import fuse
 from thermit.schedule.kernel import Kernel
@@ -154,7 +154,7 @@ def test_stays_in_its_memory(name: str, target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", [x86_target("avx2"), x86_target("avx512"), x86_target("sse2"), AARCH64], ids=["avx2", "avx512", "sse2", "aarch64"])
-@pytest.mark.parametrize("keys", [1024, 2048])
+@pytest.mark.parametrize("keys", [1024, 2048, 5000])
 def test_the_largest_fits(target: Target, keys: int) -> None:
     (program,) = chains(made(64, keys, 64, 64, causal))
     assert chained(program, target) is not None
@@ -163,10 +163,60 @@ def test_the_largest_fits(target: Target, keys: int) -> None:
 def test_the_scores_take_one_buffer() -> None:
     (program,) = chains(GRAPHS["whole blocks"])
     blocks = chained(program, x86_target("avx2"))
-    assert blocks is not None and [m.elems for m in blocks.memories if m.name.startswith("rows")] == [12 * 16]
+    assert blocks is not None and [m.elems for m in blocks.memories if m.name == "scores"] == [12 * 16]
     (program,) = chains(GRAPHS["read again"])
     blocks = chained(program, x86_target("avx2"))
     assert blocks is not None and sum(m.name.startswith("rows") for m in blocks.memories) == 2
+
+
+@pytest.mark.parametrize("keys", [192, 193, 197, 250, 385, 391])
+@pytest.mark.parametrize("rows", [16, 37, 80])
+def test_blocks_of_keys(rows: int, keys: int) -> None:
+    """Greater scores come in later blocks, and smaller ones; causal rows see a part of a block."""
+    for between in (softmax, partial(causal, offset=keys - rows), partial(causal, offset=190 - rows)):
+        graph = made(rows, keys, 5, 20, between, batch=3)
+        q, k, v = graphs.arrays_for(graph)
+        arrays = [q, k * np.linspace(-9, 9, keys, dtype=np.float32)[None, :, None], v]
+        got, _ = schedules.run(graph, arrays, lambda program: tile(program, host_target()), natively.execute)
+        np.testing.assert_allclose(got[0], interp.run(graph, arrays)[0][0], rtol=3e-5, atol=3e-5)
+
+
+def test_blocks_are_shared_where_rows_lie_apart() -> None:
+    """Copies are made once a block of keys, for several blocks of rows; tasks stay many enough."""
+    graph = apart(512)
+    (program,) = chains(graph)
+    blocks = chained(program, x86_target("avx2"))
+    assert blocks is not None and {"side", "values"} <= {m.name for m in blocks.memories}
+    assert 16 <= blocks.extent <= 12 * 512 // 16 // 4
+    arrays = graphs.arrays_for(apart(131))
+    got, _ = schedules.run(apart(131), arrays, lambda program: tile(program, host_target()), natively.execute)
+    np.testing.assert_allclose(got[0], interp.run(apart(131), arrays)[0][0].reshape(got[0].shape), rtol=3e-5, atol=3e-5)
+
+
+def apart(rows: int) -> Graph:
+    """Twelve heads whose rows lie 3 KB from each other."""
+    shape, strides = (12, rows, 64), (64, 768, 1)
+    q, k, v = inputs_of(*[(shape, FLOAT32)] * 3)
+    return Graph((q, k, v), (strides,) * 3, (Output(attention(q, k, v), strides),))
+
+
+@pytest.mark.parametrize("where", ["maximum", "shift", "factor", "order"])
+def test_what_is_no_softmax_is_kept_whole(where: str) -> None:
+    """Each differs from a softmax in one thing; long rows of it stay three kernels."""
+
+    def rows(x: Node) -> Node:
+        most = graphs.spread(p.AMIN if where == "maximum" else p.AMAX, x, (2,))
+        most = b.mul(most, 0.5) if where == "shift" else most
+        e = b.exp(b.sub(most, x) if where == "order" else b.sub(x, most))
+        return b.mul(e, x if where == "factor" else b.div(b.like(1, x), graphs.spread(p.SUM, e, (2,))))
+
+    (program,) = chains(made(16, 20, 4, 4, rows))
+    assert isinstance(s := program.body[0], Chain) and softmax_of(s.between) is None
+    assert not chains(made(16, 2500, 4, 4, rows)) and chains(made(16, 2500, 4, 4))
+    graph = made(16, 200, 4, 4, rows)
+    arrays = graphs.arrays_for(graph)
+    got, _ = schedules.run(graph, arrays, lambda program: tile(program, host_target()), natively.execute)
+    np.testing.assert_allclose(got[0], interp.run(graph, arrays)[0][0], rtol=2e-4, atol=2e-4)
 
 
 def counted(x: Node) -> Node:

@@ -15,7 +15,8 @@ of a softmax are left to chain_blocks.py, which keeps them whole.
     for row: for column: vector          out[row, column] = sums[row, column] * g(total[row])
 
 The one idea: e^(x - m) is e^(x - m') e^(m' - m), so what was added up with the greatest score so far is scaled when a greater one comes; and what
-all weights of a row are multiplied with may be multiplied with their sum.  Where the greatest is minus infinity (all keys masked so far) 0 takes its place.
+all weights of a row are multiplied with may be multiplied with their sum.  Where it is minus infinity (all keys masked so far) 0 takes its
+place.
 Invariant: as in chain_blocks.py.  Source: Milakov, Gimelshein, Online normalizer calculation for softmax (2018); Dao, FlashAttention-2 (2023).
 """
 
@@ -43,8 +44,8 @@ APART_BYTES = 1024  # rows of a side that are further apart than this are copied
 
 
 def chained(program: LoopProgram, target: HasRegisters) -> LoopProgram | None:
-    """The program in blocks of rows; None where that is not possible."""
-    if len(program.body) != 1 or not isinstance(s := program.body[0], Chain):
+    """The program in blocks of rows; None where that is not possible (one row fills no lanes)."""
+    if len(program.body) != 1 or not isinstance(s := program.body[0], Chain) or s.first.rows.extent == 1:
         return None
     softmax = softmax_of(s.between)
     for vectors in range(MOST_VECTORS, 0, -1):
@@ -146,10 +147,12 @@ class Running(Blocks):
     def _sizes(self) -> tuple[int, int]:
         """Blocks of rows in a group and keys in a block, so that rows fit and tasks are many enough."""
         most = max(1, min(MOST_GROUP, self.row_blocks * self.origin.extent // LEAST_TASKS, self.row_blocks))
-        for block in self._key_sizes(DEPTH):
+        sizes = self._key_sizes(DEPTH)
+        for least in (DEPTH // 2, 1):
             for group in range(most, 0, -1):
-                if self._elems(group, block) * self.dtype.itemsize <= ROWS_BYTES:
-                    return -(-self.row_blocks // -(-self.row_blocks // group)), block
+                for block in sizes:
+                    if block >= min(least, self.keys) and self._elems(group, block) * self.dtype.itemsize <= ROWS_BYTES:
+                        return -(-self.row_blocks // -(-self.row_blocks // group)), block
         return 1, self.tile_keys
 
     def _key_sizes(self, most: int) -> list[int]:
@@ -158,15 +161,21 @@ class Running(Blocks):
             return [self.keys]
         sizes = range(most // self.tile_keys * self.tile_keys, 0, -self.tile_keys)
         fit = [n for n in sizes if self.keys % n == 0 or self.keys % n >= self.tile_keys]
-        even = [n for n in fit if (self.keys % n or n) >= n // 2 and n >= most // 2]
-        return even[:1] + [n for n in fit if n <= most // 2]
+        return sorted(fit, key=lambda n: (-(-self.keys // n), -(self.keys % n or n)))
 
     def _elems(self, group: int, block: int) -> int:
         return sum(self._memory_sizes(group, block).values())
 
     def _memory_sizes(self, group: int, block: int) -> dict[str, int]:
         rows = group * self.rows
-        sizes = {"scores": block * self.rows, "panel": self.depth * rows, "sums": rows * self.columns, "most": rows, "total": rows, "shrink": self.rows}
+        sizes = {
+            "scores": block * self.rows,
+            "panel": self.depth * rows,
+            "sums": rows * self.columns,
+            "most": rows,
+            "total": rows,
+            "shrink": self.rows,
+        }
         if self.copies_first or (group > 1 and self.reads_apart[0]):
             sizes["side"] = block * self.depth
         if self.copies_second or (group > 1 and self.reads_apart[1]):
@@ -234,8 +243,8 @@ class Running(Blocks):
         if self.copies_second:
             copy = Store("values", self.indices.linear([(self.columns, key), (1, column)]), self._value(self._plus(self.first_key, key), column))
             copies.append(For(key, there, (For(column, self.columns, (copy,)),)))
-        rows = (*self._tiles_of_scores(count), self._softmax(count), *self._shrunk(), *self._panels(ZERO, count))
-        if self.behind is not None:
+        rows: tuple[Stmt, ...] = (*self._tiles_of_scores(count), self._softmax(count), *self._shrunk(), *self._panels(ZERO, count))
+        if isinstance(count, Node) and self.behind is not None:
             rows = (For(build.index("any"), build.minimum(count, 1), rows),)
         return (*copies, self._each(rows))
 

@@ -29,8 +29,8 @@ from thermit.loops.narrow import narrowed
 from thermit.loops.nest import Acc, Check, For, LoopProgram, Stmt, Store, Tile, exprs_of
 from thermit.loops.peel import peel
 from thermit.loops.product import plain
-from thermit.loops.running import chained
 from thermit.loops.rewrite import replaced, substitute
+from thermit.loops.running import chained
 from thermit.loops.windows import convolved
 from thermit.records import dataclass
 

@@ -14,16 +14,16 @@ Invariant: what the kernel reads is in memory before and is not overwritten unti
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
-from thermit.aten.attention import is_chained
+from thermit.aten.attention import MOST_KEYS, is_chained
+from thermit.ir import build as b
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
 from thermit.ir.types import FLOAT32, FLOAT64, Shape
 from thermit.schedule.kernel import CallStep, Kernel
 from thermit.schedule.trace import Labels, Trace, reshaped, trace
-
-MOST_KEYS = 2048  # of float32, where what stands between is no softmax: a block of rows is kept whole
 
 Steps = tuple[Kernel | CallStep, ...]
 
@@ -99,7 +99,8 @@ def _fit(first: Node, scores: Node, weights: Node, second: Node) -> bool:
     rows, keys = first.shape[-2:]
     if {n.dtype for n in (first, scores, second, second.args[0])} not in ({FLOAT32}, {FLOAT64}):
         return False
-    fit = is_chained(rows, keys, first.args[0].shape[-1]) and (keys <= MOST_KEYS * 32 // first.dtype.bits or _is_softmax(weights))
+    bits = first.dtype.bits
+    fit = is_chained(rows, keys, first.args[0].shape[-1], bits) and (keys <= MOST_KEYS * 32 // bits or _is_softmax(weights))
     return fit and scores.shape[-2:] == (rows, keys) == weights.shape[-2:] and second.shape[-2] == rows
 
 
@@ -111,10 +112,15 @@ def _is_softmax(weights: Node) -> bool:
     if powers.prim not in (p.EXP, p.EXP_FALLING) or powers.args[0].prim is not p.SUB:
         return False
     score, most = powers.args[0].args
-    of_total = [n for n in toposort([factor]) if n.prim.kind == "reduce"]
-    of_most = [n for n in toposort([most], leaves={score: None}) if n.prim.kind == "reduce"]
-    greatest, total = [n for n in of_most if n.prim is p.AMAX], [n for n in of_total if n.prim is p.SUM and n.args[0] is powers]
-    return len(of_most) == len(greatest) == len(total) == 1 and greatest[0].args[0] is score
+    most = _below_spread(most)
+    if most.prim is p.WHERE:  # 0 where it is minus infinity
+        condition, zero, most = most.args
+        if condition.prim is not p.EQ or condition.args[0] is not most or not b.is_const(zero, 0) or not b.is_const(condition.args[1], -math.inf):
+            return False
+    above = toposort([factor], leaves=(total := dict.fromkeys(n for n in toposort([factor]) if n.prim is p.SUM and n.args[0] is powers)))
+    only = all(n in total or n.prim.kind in ("map", "const") or n.prim in (p.RESHAPE, p.EXPAND) for n in above)
+    most = _below_spread(most)
+    return bool(total) and only and most.prim is p.AMAX and most.args[0] is score
 
 
 def _below_spread(node: Node) -> Node:
