@@ -169,8 +169,8 @@ def test_the_scores_take_one_buffer() -> None:
     assert blocks is not None and sum(m.name.startswith("rows") for m in blocks.memories) == 2
 
 
-@pytest.mark.parametrize("keys", [192, 193, 197, 250, 385, 391])
-@pytest.mark.parametrize("rows", [16, 37, 80])
+@pytest.mark.parametrize("keys", [193, 250, 391])
+@pytest.mark.parametrize("rows", [16, 37])
 def test_blocks_of_keys(rows: int, keys: int) -> None:
     """Greater scores come in later blocks, and smaller ones; causal rows see a part of a block."""
     for between in (softmax, partial(causal, offset=keys - rows), partial(causal, offset=190 - rows)):
