@@ -141,6 +141,11 @@ def rows_of(x, count, size):
     return x.reshape(-1).repeat(-(-count * size // x.numel()))[: count * size].reshape(count, size)
 
 
+def heads_of(x, count):
+    """Six heads of 60 whose rows lie 1440 bytes from each other."""
+    return rows_of(x, count, 360).reshape(1, count, 6, 60).transpose(1, 2)
+
+
 def hidden(scores):
     rows, keys = (torch.arange(n) for n in scores.shape[-2:])
     return scores.masked_fill(keys > rows[:, None] + 2, -math.inf)
@@ -183,6 +188,8 @@ FUNCTIONS = {
     "attention, causal": lambda x: F.scaled_dot_product_attention(channels(x, 2), channels(x + 1, 2), channels(x * 2, 2), is_causal=True),
     "attention to few keys": lambda x: F.scaled_dot_product_attention(channels(x, 2), channels(x, 2)[:, :, ::3], channels(x, 2)[:, :, ::3]),
     "attention, turned": lambda x: (channels(x, 3) @ channels(x.t().contiguous(), 3)).softmax(-1) @ channels(x, 3).double().float(),
+    "attention, blocks of keys": lambda x: F.scaled_dot_product_attention(heads_of(x, 37), heads_of(x + 1, 391), heads_of(x * 2, 391)),
+    "attention, blocks of keys, causal": lambda x: F.scaled_dot_product_attention(*[heads_of(x * k, 203) for k in (1, 2, 3)], is_causal=True),
     "attention by hand": lambda x: hidden(channels(x, 2).double() @ channels(x, 2).double().mT).softmax(-1) @ channels(x, 2).double(),
 }
 SIZES = [(1, 1), (3, 5), (7, 17), (16, 33), (5, 127), (129, 3), (33, 257)]
