@@ -204,7 +204,7 @@ def _build(pull: Pull) -> LoopProgram:
 
 # ---------------------------------------------------------------------------------------------- scatter
 def lower_scatter(kernel: Kernel) -> LoopProgram:
-    """One scatter: the base is copied, then the values are put one after another, in row-major order."""
+    """One scatter: the base is copied (an update writes into it), then the values are put one after another, in row-major order."""
     (s,) = kernel.stores
     node = s.node
     base, value, picks = node.args[0], node.args[1], node.args[2:]
@@ -212,11 +212,12 @@ def lower_scatter(kernel: Kernel) -> LoopProgram:
     pull.declare()
     top = pull.open(build.index("i0"), 1, 1)
     pull.active = [top]
-    copies = pull.loops(top, tuple(node.shape), pull.ranks[base] + 1)
-    pull.active = [top, *copies]
-    at = tuple(scope.variable for scope in copies)
-    copied = Store("out0", pull.indices.linear(zip(s.strides, at, strict=True)), pull.pull(base, at, None))
-    pull.active[-1].items.append((2 * pull.ranks[base] + 3, copied))
+    if s.target != "update":
+        copies = pull.loops(top, tuple(node.shape), pull.ranks[base] + 1)
+        pull.active = [top, *copies]
+        at = tuple(scope.variable for scope in copies)
+        copied = Store("out0", pull.indices.linear(zip(s.strides, at, strict=True)), pull.pull(base, at, None))
+        pull.active[-1].items.append((2 * pull.ranks[base] + 3, copied))
     last = 1 << 20
     puts = pull.loops(top, tuple(value.shape), last)
     pull.active = [top, *puts]

@@ -388,7 +388,9 @@ def _is_narrow_sum(a: Acc) -> bool:
 
 
 def _lengthen(program: LoopProgram) -> LoopProgram:
-    """A short parallel loop takes in the loop inside it, or pieces of it."""
+    """A short parallel loop takes in the loop inside it, or pieces of it (what is written here and there is written in order)."""
+    if any(m.role == "inout" for m in program.memories):
+        return program
     while program.mode == "serial" and program.extent < PARALLEL_EXTENT and len(program.body) == 1:
         (inner,) = program.body
         if not isinstance(inner, For) or inner.accs or not isinstance(inner.extent, int):

@@ -57,7 +57,7 @@ def _chain(steps: Steps, last: int, makers: dict[Node, int], readers: Counter[No
         if start is None or first is None or not _fit(first, scores, weights, product) or not _keeps_rows(weights, scores, middle):
             continue
         numbers = makers[scores], makers[weights]
-        if any(_overwrites(step) for step in steps[min(numbers) : last + 1]) or not numbers[0] < numbers[1] < last:
+        if any(_overwrites(step, (start, middle)) for step in steps[min(numbers) : last + 1]) or not numbers[0] < numbers[1] < last:
             continue
         loads = {load.node: load for kernel in (start, middle, end) for load in kernel.loads if load.node not in (scores, weights)}
         same = all(loads[load.node] == load for kernel in (start, middle, end) for load in kernel.loads if load.node in loads)
@@ -166,8 +166,10 @@ def _outer(shape: Shape) -> Labels:
     return tuple(1 << a if n != 1 else 0 for a, n in enumerate(shape[:-1]))
 
 
-def _overwrites(step: Kernel | CallStep) -> bool:
-    return isinstance(step, Kernel) and any(s.target == "update" for s in step.stores)
+def _overwrites(step: Kernel | CallStep, kernels: tuple[Kernel, ...]) -> bool:
+    """Whether a step writes an input that one of the kernels reads."""
+    read = {load.node.attrs.index for kernel in kernels for load in kernel.loads if load.node.prim is p.INPUT}
+    return isinstance(step, Kernel) and any(s.target == "update" and s.index in read for s in step.stores)
 
 
 def _kept(scores: Node) -> frozenset[Node]:

@@ -36,6 +36,7 @@ TALL_LEAST = 16  # columns that are worth a vector
 TALL_PARTS = 16
 ROW_COLUMNS = 4096  # the same for one row times a matrix: what is added up, in float64, is as large as L1, and memory is what bounds it ...
 ROW_PARTS = 8  # ... in so many parts
+IN_PLACE_SHARE = 4  # an input of which at most one in so many elements is new is written where it lies
 
 
 def cost_of(node: Node) -> int:

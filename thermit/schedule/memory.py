@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
+from thermit.errors import CompileError
 from thermit.ir import build
+from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort
 from thermit.ir.types import Shape, TensorType
 from thermit.records import dataclass
@@ -77,6 +79,8 @@ def _direct_updates(graph: Graph, steps: list[Kernel | CallStep], can_stop: list
             moved = any(load.node is old and load.strides != strides for load in step.loads)
             if not later and not moved and stored.strides == strides and _same_element(step, old):
                 direct.add((number, k))
+            elif stored.node.prim is p.SCATTER and all(load.node is not stored.node for load in step.loads):
+                raise CompileError(f"{step.name} writes some elements of an input and cannot do so where it lies")
     return direct
 
 
@@ -84,6 +88,7 @@ def _same_element(kernel: Kernel, old: Node) -> bool:
     """Whether every store of the kernel that depends on `old` reads it only at the element that it writes.
 
     Then writing in place cannot be seen: stores of one body act at once, and lowering puts those of inputs last (loops/nest.py, loops/pull.py).
+    A scatter into `old` reads and writes some elements one after another, whatever is made of `old` elsewhere.
     """
     seen: set[Node] = set()
     elsewhere = {load.node for load in kernel.loads if load.node is not old}  # read from buffers, whatever they were made of
@@ -93,7 +98,10 @@ def _same_element(kernel: Kernel, old: Node) -> bool:
         if node in seen or node is old or node in elsewhere:
             continue
         seen.add(node)
-        if node.prim.kind == "map" and node not in kernel.rows:
+        if node.prim is p.SCATTER and node.args[0] is old:  # what it does not write is what was there
+            if old in toposort(node.args[1:], leaves=elsewhere):
+                return False
+        elif node.prim.kind == "map" and node not in kernel.rows:
             pending += node.args
         elif old in toposort([node], leaves=elsewhere):
             return False

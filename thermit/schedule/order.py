@@ -3,7 +3,8 @@
 What comes in: groups of stores.  What goes out: steps in an order in which data is made before it is read, effects keep their
 order, and inputs are overwritten last: after every call and after every kernel that can stop the program or that reads them.
 An update that cannot be written by its kernel (others read the input at other places, or the value, or the kernel can stop) is
-stored first and copied at the end.
+stored first and copied at the end.  Where few elements of an input are new (a scatter into it: a cache of keys), they are written where they lie,
+and what reads the new value reads the input: once all that can stop has run, and all that reads the old value.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 
 from thermit.ir import prims as p
-from thermit.ir.node import Node
+from thermit.ir.node import Node, toposort
 from thermit.ir.types import INT64, Shape, contiguous_strides
 from thermit.schedule.group import Decisions, Group, Root
 from thermit.schedule.kernel import CallStep, Kernel, Load, Stored
@@ -67,6 +68,7 @@ class Arrangement:
         self.calls: list[Node] = [n for n in fusion.order if n.prim is p.CALL]
         self.handed: dict[Node, int] = fusion.outputs_of_calls
         self.home: dict[Node, Root] = {}
+        self.in_place: dict[Group, list[Unit]] = {}  # with the others that read the old value
         self.find_homes()
 
     def find_homes(self) -> None:
@@ -75,7 +77,7 @@ class Arrangement:
         self.makers: dict[tuple[Node, Shape], Group] = {}
         for group in self.groups:
             for root in group.roots:
-                if root.target != "update":
+                if root.target != "update" or group in self.in_place:
                     self.makers.setdefault((root.node, root.strides), group)
                     self.home.setdefault(root.node, root)
         read = {n for g in (*self.groups, *self.copies) for n in g.reads if n not in self.strides and n not in self.home}
@@ -87,6 +89,73 @@ class Arrangement:
                 self.makers[node, root.strides] = group
 
     # ------------------------------------------------------------------ updates
+    def write_in_place(self) -> None:
+        """Finds the scatters that may write into their inputs: they cannot stop, and nothing that can waits for them."""
+        for group in self.groups:
+            if (update := self.scattered(group)) is None:
+                continue
+            x = self.graph.inputs[update.index]
+            others = [g for g in self.groups if g is not group and x in g.reads]
+            if not any(r.target == "update" for g in others for r in g.roots):
+                self.in_place[group] = [*others, *(call for call in self.calls if x in call.args)]
+        while self.in_place:
+            for group in self.in_place:
+                group.roots = [r for r in group.roots if r.target == "update"]
+            self.find_homes()
+            early = self.below([*(g for g in self.groups if self.stops(g)), *self.calls])
+            bad = [g for g in self.in_place if g in early] or self.waiting()
+            if not bad:
+                return
+            for group in bad:
+                del self.in_place[group]
+            self.find_homes()
+
+    def scattered(self, group: Group) -> Root | None:
+        """The update of a group that does nothing but write some elements of an input, at places that are known to be there."""
+        update = group.roots[0]
+        if any(r.node is not update.node or r.target == "output" for r in group.roots) or update.node.prim is not p.SCATTER:
+            return None
+        update = next((r for r in group.roots if r.target == "update"), update)
+        x = self.graph.inputs[update.index] if update.target == "update" else None
+        if x is None or update.node.args[0] is not x or x in toposort(update.node.args[1:], leaves=(n for n in group.trace.leaves if n is not x)):
+            return None
+        places = zip(update.node.args[2:], x.shape, strict=True)
+        return update if all(self.is_sure(place, size, group) for place, size in places) else None
+
+    def is_sure(self, place: Node, size: int, group: Group) -> bool:
+        """Whether an index of elements lies in range, so that the kernel need not check it."""
+        while place not in group.trace.leaves and place.prim in (p.RESHAPE, p.EXPAND, p.PERMUTE):
+            place = place.args[0]
+        if place.prim is p.IOTA:
+            return place.shape[place.attrs.axis] <= size
+        limits = (place.attrs.value, place.attrs.value) if place.prim is p.CONST else _limits(place) if place in group.trace.leaves else None
+        return limits is not None and limits[0] >= 0 and limits[1] < size
+
+    def stops(self, group: Group) -> bool:
+        return group not in self.in_place and can_stop(group)
+
+    def waiting(self) -> list[Group]:
+        """Those in-place writers that wait for each other."""
+        state: dict[Unit, int] = {}
+        for start in self.in_place:
+            stack: list[tuple[Unit, list[Unit]]] = []
+            if start not in state:
+                state[start] = 1
+                stack.append((start, self.needs(start)))
+            while stack:
+                unit, rest = stack[-1]
+                if not rest:
+                    state[unit] = 2
+                    stack.pop()
+                    continue
+                below = rest.pop()
+                if state.get(below) == 1:
+                    return list(self.in_place)
+                if below not in state:
+                    state[below] = 1
+                    stack.append((below, self.needs(below)))
+        return []
+
     def defer(self, group: Group, root: Root) -> None:
         """The value goes to a buffer first (if it is not in one already) and is copied into the input at the end."""
         group.roots.remove(root)
@@ -98,6 +167,7 @@ class Arrangement:
         self.find_homes()
 
     def settle_updates(self) -> None:
+        self.write_in_place()
         inputs = self.graph.inputs
         changed = True
         while changed:
@@ -105,8 +175,8 @@ class Arrangement:
             writers = [g for g in self.groups if any(r.target == "update" for r in g.roots)]
             if not writers:
                 return
-            before = self.below([*(g for g in self.groups if g not in writers), *self.calls])
-            for g in writers:
+            before = self.below([*(g for g in self.groups if g not in writers or g in self.in_place), *self.calls])
+            for g in (g for g in writers if g not in self.in_place):
                 for r in [r for r in g.roots if r.target == "update"]:
                     x = inputs[r.index]
                     bad = g in before or can_stop(g) or (x in g.reads and not _is_pointwise(g, x))
@@ -116,7 +186,7 @@ class Arrangement:
 
     def needs(self, unit: Unit) -> list[Unit]:
         loads = self.arguments(unit) if isinstance(unit, Node) else [self.load(node) for node in unit.reads]
-        out: list[Unit] = [node for node in unit.args if node.prim is p.CALL] if isinstance(unit, Node) else []
+        out: list[Unit] = [node for node in unit.args if node.prim is p.CALL] if isinstance(unit, Node) else list(self.in_place.get(unit, ()))
         for load in loads:
             maker = self.makers.get((load.node, load.strides))
             if load.node.prim is p.RESULT and load.strides == self.strides[load.node]:
@@ -170,7 +240,8 @@ class Arrangement:
                     push(below)
             return set()
 
-        everything: list[Unit] = [*effects, *reversed([g for g in self.groups if g not in late]), *self.calls, *late]
+        first = [*effects, *self.calls, *(g for g in self.groups if self.stops(g))] if self.in_place else effects
+        everything: list[Unit] = [*first, *reversed([g for g in self.groups if g not in late]), *self.calls, *late]
         for unit in everything:
             if unit not in state and (cycle := visit(unit)):
                 return [], cycle

@@ -4,6 +4,7 @@
     an output or update that is an input    ->  a copy of it                    so that every stored value is a node of its own
     a long reduction into few elements      ->  parts, stored; then the parts   so that cores share it, and sums stay accurate
     a vector times a matrix, down columns   ->  the same                        so that memory is read in whole rows
+    places where an input is written        ->  clamp(check(places)), stored    so that the kernel that writes them cannot stop
 
     sum of float32[1048576]                 ->  %1 = reshape float32[64,16384];  %2 = sum[[1]] %1 (stored);  sum of %2 in float64
 
@@ -19,8 +20,21 @@ from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Graph, Node, toposort
 from thermit.ir.types import FLOAT32, FLOAT64
-from thermit.schedule.cost import ROW_COLUMNS, ROW_PARTS, SPLIT_ELEMS, SPLIT_PARTS, SPLIT_ROWS, TALL_COLUMNS, TALL_ELEMS, TALL_LEAST, TALL_PARTS
+from thermit.schedule.cost import (
+    IN_PLACE_SHARE,
+    ROW_COLUMNS,
+    ROW_PARTS,
+    SPLIT_ELEMS,
+    SPLIT_PARTS,
+    SPLIT_ROWS,
+    TALL_COLUMNS,
+    TALL_ELEMS,
+    TALL_LEAST,
+    TALL_PARTS,
+)
 from thermit.schedule.products import below_views
+
+_SPREAD = (p.RESHAPE, p.EXPAND, p.PERMUTE)
 
 
 def split(graph: Graph) -> tuple[Graph, dict[Node, str]]:
@@ -29,6 +43,7 @@ def split(graph: Graph) -> tuple[Graph, dict[Node, str]]:
     parts: dict[Node, str] = {}
     order = toposort(graph.roots)
     tall = _tall(order)
+    written = {u.value for u in graph.updates if is_in_place(u.value, graph.inputs[u.input])}
     for node in order:
         args = tuple(new[a] for a in node.args)
         again = build.rebuild(node, args) if args != node.args else node
@@ -36,6 +51,8 @@ def split(graph: Graph) -> tuple[Graph, dict[Node, str]]:
             x, ok = again.args
             whole = build.reduce(p.ALL, ok, range(ok.type.ndim))
             again = build.check(x, build.broadcast_to(whole, x.shape))
+        elif node in written:
+            again = _with_sure_places(again, parts)
         elif again.prim.kind == "reduce" and again.type.numel < SPLIT_ROWS and again.args[0].type.numel >= SPLIT_ELEMS:
             again = in_parts(again, parts, SPLIT_PARTS)
         elif _is_row_times_matrix(again):
@@ -50,6 +67,31 @@ def copied(node: Node) -> Node:
     """A node with the value of an input or of a call's result that is not that tensor: a reshape to its own shape, which the
     constructors would drop."""
     return Node(p.RESHAPE, (node,), None, node.type) if node.prim in (p.INPUT, p.RESULT) else node
+
+
+def is_in_place(value: Node, old: Node) -> bool:
+    """Whether the new value of an input differs from the old one in few places."""
+    return value.prim is p.SCATTER and value.args[0] is old and value.args[1].type.numel * IN_PLACE_SHARE <= value.type.numel
+
+
+def _with_sure_places(node: Node, parts: dict[Node, str]) -> Node:
+    """A scatter whose places have been checked before: what is an index of elements reads them clamped."""
+    base, value, *places = node.args
+    sure = [_sure(place, n, parts) for place, n in zip(places, base.shape, strict=True)]
+    return build.scatter(base, value, sure, node.attrs.combine)
+
+
+def _sure(place: Node, size: int, parts: dict[Node, str]) -> Node:
+    if place.prim in _SPREAD:
+        return build.rebuild(place, (_sure(place.args[0], size, parts),))
+    is_sure = place.prim is p.CONST and 0 <= place.attrs.value < size
+    if is_sure or (place.prim is p.IOTA and place.shape[place.attrs.axis] <= size):
+        return place
+    zero, most = build.like(0, place), build.like(size - 1, place)
+    checked = build.check(place, build.and_(build.ge(place, zero), build.le(place, most)))
+    clamped = build.minimum(build.maximum(checked, zero), most)
+    parts[clamped] = "places of an input that is written: checked before"
+    return clamped
 
 
 def _tall(order: Sequence[Node]) -> set[Node]:
