@@ -504,3 +504,16 @@ def test_written_state_is_eagers(name: str, capsys: Any) -> None:
 
 def _without_addresses(value: Any) -> Any:
     return re.sub(r"0x[0-9a-f]+", "", str(value))
+
+
+def test_views_whose_schemas_do_not_say_so_are_written_through() -> None:
+    """They were taken for copies."""
+
+    def f(x):
+        torch.unsafe_split(x, 2)[0].add_(1)
+        torch.ops.aten.unsafe_split_with_sizes(x, [1, 3])[1].mul_(3)
+        torch.unsafe_chunk(x, 2)[1].sub_(5)
+        return x + 0
+
+    mine, theirs = torch.arange(4.0), torch.arange(4.0)
+    assert torch.equal(thermit.jit(f)(mine), f(theirs)) and torch.equal(mine, theirs)

@@ -21,13 +21,14 @@ import torch
 from tests.fuzz.choices import EXACT_DTYPES, FORMS, LARGE, LARGE_LIMIT, LIMIT, SIZES, SMOOTH_DTYPES, TAME, Program
 from tests.fuzz.elements import Elements
 from tests.fuzz.places import Places
+from tests.fuzz.rows import Rows
 from tests.fuzz.sums import Sums
 from tests.fuzz.towers import Towers
 
 __all__ = ["Program", "program"]
 
 # kinds of statements and how often each is tried
-EVERY = {"binary": 3, "view": 2, "tower": 2} | dict.fromkeys(
+EVERY = {"binary": 3, "view": 2, "tower": 2, "row": 3} | dict.fromkeys(
     ["scalar", "unary", "where", "compare", "inplace", "cat", "cast", "index", "clamp", "make", "places", "window", "memory"], 1
 )
 EXACT = EVERY | {"intreduce": 1, "minmax": 1, "scatter": 1}
@@ -38,7 +39,7 @@ SMOOTH = (
 )
 
 
-class Grower(Elements, Places, Sums, Towers):
+class Grower(Elements, Places, Rows, Sums, Towers):
     """Grows one program; knows each name's value (eager), and which names are rounded ("rough")."""
 
     def __init__(self, family: str, seed: int) -> None:

@@ -27,6 +27,7 @@ _LIVE = {
     aten._pin_memory.default, aten.record_stream.default, aten._assert_async.default, aten._assert_async.msg,
     aten._fused_moving_avg_obs_fq_helper.default, aten.equal.default,
 }  # fmt: skip
+_UNMARKED_VIEWS = {aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default}  # their schemas do not say so
 # What user code calls by name goes live before (standin.py); PyTorch itself does it to tensors that it has just made (vector @ matrix).
 _RESHAPES = {aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.unsqueeze_.default, aten.t_.default, aten.transpose_.default,
              aten.as_strided_.default}  # fmt: skip
@@ -123,7 +124,7 @@ def _treatment(op: OpOverload) -> tuple[Treatment, OpOverload | None, tuple[str,
         return ("live" if functional is None else "write"), functional, written, inplace
     if not schema.returns or any("Tensor" not in str(r.type) for r in schema.returns):
         return "live", None, (), False
-    if any(r.alias_info is not None for r in schema.returns) or op is aten._unsafe_view.default:
+    if any(r.alias_info is not None for r in schema.returns) or op in _UNMARKED_VIEWS:
         return "view", None, (), False
     return "functional", None, (), False
 
