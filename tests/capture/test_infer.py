@@ -263,3 +263,54 @@ def test_strides_of_convolutions():
         made = infer(aten.convolution.default, [describe(a) for a in args], {}, pointwise=False, device=False)
         expected = aten.convolution.default(*args)
         assert made == describe(expected), (args[0].shape, args[0].stride(), args[1].stride(), args[0].dtype, args[6:])
+
+
+def _asked_of(op, args):
+    """What the kernel makes of the arguments; None where it refuses."""
+    try:
+        made = op(*args)
+    except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+        return None
+    return [made] if isinstance(made, torch.Tensor) else list(made)
+
+
+def written_down():
+    images = [layout(lambda *s: torch.rand(s)) for layout in IMAGES.values()]
+    images += [
+        torch.rand(2, 1, 4, 5).to(memory_format=torch.channels_last),
+        torch.rand(2, 4, 5, 3).permute(0, 3, 1, 2)[:, :2],
+        torch.rand(1, 3, 1, 1),
+    ]
+    images += [torch.rand(2, 3, 0, 5), torch.rand(0, 3, 4, 5), torch.rand(3, 5, 4, 2).permute(3, 0, 2, 1)]
+    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.uint8)
+    for x in (each.to(dtype) for each in images for dtype in kinds):
+        for size in ([3, 7], [1, 1], [0, 2], [3]):
+            for op in (aten.upsample_bilinear2d.default, aten.upsample_bicubic2d.default):
+                yield op, [x, size, False]
+            yield aten.upsample_nearest2d.default, [x, size]
+            yield aten._upsample_nearest_exact2d.default, [x, size]
+    for x in (layout(lambda *s: torch.rand(s)) for layout in LAYOUTS.values()):
+        for axes in ([0], [-1], [0, 1], [0, 0], [], [7]):
+            for keep in (False, True):
+                yield aten.logsumexp.default, [x, axes, keep]
+        for count in range(x.dim() + 1):
+            shape = list(x.shape[x.dim() - count :])
+            for weight in (None, torch.rand(shape), torch.rand(shape, dtype=torch.float64), torch.rand(3)):
+                yield aten.native_layer_norm.default, [x, shape, weight, None, 1e-5]
+                yield aten.native_layer_norm.default, [x, shape, weight, weight, 1e-5]
+    yield aten.native_layer_norm.default, [torch.rand(2, 3), [2], None, None, 1e-5]
+
+
+def test_sizes_that_are_written_down():
+    """Where the kernel runs, its metadata."""
+    ran = 0
+    for op, args in written_down():
+        want = _asked_of(op, args)
+        given = [describe(a) for a in args]
+        if want is None:
+            continue
+        got = infer(op, given, {}, pointwise=False, device=False)
+        got = [got] if isinstance(got, Meta) else list(got)
+        assert [(m.geometry.sizes, m.geometry.strides, m.dtype) for m in got] == [(tuple(w.shape), w.stride(), w.dtype) for w in want], (op, given)
+        ran += 1
+    assert ran > 350
