@@ -163,10 +163,11 @@ def _early_side(made: Map, nodes: Sequence[Node], early: set[Node], late: set[No
     out: list[list[int]] = [[] for _ in range(sink + 1)]
 
     def edge(tail: int, head: int, capacity: int) -> None:
-        for a, b, c in ((tail, head, capacity), (head, tail, 0)):
-            out[a].append(len(heads))
-            heads.append(b)
-            room.append(c)
+        forth = len(heads)
+        out[tail].append(forth)
+        out[head].append(forth + 1)  # the other way, which has no room yet
+        heads.extend((head, tail))
+        room.extend((capacity, 0))
 
     for node, k in number.items():
         edge(k, len(nodes) + k, FLAG if node.dtype is BOOL else 1)

@@ -6,6 +6,7 @@ comparable, used by every later room.  Strides and aliasing are facts of inputs 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal
 
@@ -158,11 +159,12 @@ def contiguous_strides(shape: Shape) -> Shape:
     return tuple(reversed(strides))
 
 
-def reshape_blocks(outer: Shape, inner: Shape) -> list[tuple[list[int], list[int]]]:
+@functools.lru_cache(maxsize=4096)
+def reshape_blocks(outer: Shape, inner: Shape) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
     """The axes of two shapes of equally many elements (not 0), in the smallest blocks with the same product; axes of size 1 are left out.
 
     >>> reshape_blocks((6, 1, 4), (2, 3, 4))
-    [([0], [0, 1]), ([2], [2])]
+    (((0,), (0, 1)), ((2,), (2,)))
     """
     left = [axis for axis, n in enumerate(outer) if n != 1]
     right = [axis for axis, n in enumerate(inner) if n != 1]
@@ -177,5 +179,5 @@ def reshape_blocks(outer: Shape, inner: Shape) -> list[tuple[list[int], list[int
             else:
                 b.append(right.pop(0))
                 n *= inner[b[-1]]
-        blocks.append((a, b))
-    return blocks
+        blocks.append((tuple(a), tuple(b)))
+    return tuple(blocks)

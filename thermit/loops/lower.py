@@ -60,9 +60,10 @@ def _layout(kernel: Kernel) -> Layout:
     flat = _flat_layout(kernel)
     if flat is not None:
         return flat
-    probe, variables = _probe(kernel, None)
-    apart = _stacked_axis(kernel, probe, variables)
-    if apart is not None:
+    known = _is_stack(kernel)
+    probe, variables = _probe(kernel, 0 if known else None)
+    apart = 0 if known else _stacked_axis(kernel, probe, variables)
+    if apart is not None and not known:
         written_out, named = _probe(kernel, apart)
         if _values(written_out) <= APART_GROWTH * _values(probe):
             probe, variables = written_out, named
@@ -127,6 +128,18 @@ def _named(variables: Sequence[Node | None], shape: Shape, apart: int | None) ->
         return
     for place in range(shape[apart]):
         yield [number(place) if a == apart else v for a, v in enumerate(variables)]
+
+
+def _is_stack(kernel: Kernel) -> bool:
+    """Whether a kernel is a stack and nothing above it, so that its places share what they share as statements of their own, too: no probe
+    is needed to see it."""
+    if len(kernel.stores) != 1 or kernel.rows:
+        return False
+    node = kernel.stores[0].node
+    leaves = [load.node for load in kernel.loads]
+    if node in leaves or node.prim is not p.CONCAT or node.attrs.axis != 0 or any(part.shape[0] != 1 for part in node.args):
+        return False
+    return len(node.args) <= APART_PLACES and all(n.prim.kind not in ("reduce", "scan") for n in toposort([node], leaves))
 
 
 def _stacked_axis(kernel: Kernel, probe: Pull, variables: Sequence[Node | None]) -> int | None:
