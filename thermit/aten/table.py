@@ -58,9 +58,17 @@ class Lowering:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Lowered:
         """The value(s) of the call, or NotImplemented."""
-        given = (*args, *kwargs.values())
-        kinds = {node.dtype.name for node in nodes_in(given)}
-        if not kinds.isdisjoint(_COMPLEX) or any(isinstance(a, complex) for a in given):
+        given = (*args, *kwargs.values()) if kwargs else args
+        kinds: set[str] = set()
+        for a in given:
+            kind = type(a)
+            if kind is Node:
+                kinds.add(a.type.dtype.name)
+            elif kind is complex:
+                return NotImplemented
+            elif kind is list or kind is tuple:
+                kinds.update([node.type.dtype.name for node in nodes_in(a)])
+        if not kinds.isdisjoint(_COMPLEX):
             return NotImplemented
         if self.floats and not next(nodes_in(given)).dtype.is_float:
             return NotImplemented
@@ -146,8 +154,25 @@ def _combine(higher: DType | None, lower: DType | None) -> DType | None:
     return promote_types(higher, lower) if higher is BOOL or lower.is_float else higher
 
 
+def _one_float(values: Sequence[Operand]) -> DType | None:
+    """The floating type of all nodes among the operands, which is their common type whatever the numbers and axes; None where there is none."""
+    found: DType | None = None
+    for value in values:
+        if type(value) is Node:
+            dtype = value.type.dtype
+            if dtype is found:
+                continue
+            if found is not None or dtype.kind != "float":
+                return None
+            found = dtype
+    return found
+
+
 def result_type(*values: Operand) -> DType:
     """torch.result_type of any number of operands."""
+    one = _one_float(values)
+    if one is not None:
+        return one
     categories: list[DType | None] = [None, None, None]
     for value in values:
         category = 2 if not isinstance(value, Node) else 0 if value.type.ndim else 1
@@ -208,7 +233,9 @@ def operands(*values: Operand, kind: Kind = "any", common: DType | None = None, 
     if kind == "float":
         common = float_type(common)
     compute = compute_dtype(common)
-    shape = broadcast_shape(*(v.shape for v in values if isinstance(v, Node)))
+    shape = broadcast_shape(*[v.type.shape for v in values if type(v) is Node])
+    if compute is common and common.is_float:  # nothing is rounded on the way
+        return tuple([b.broadcast_to(b.cast(v, common), shape) if isinstance(v, Node) else b.const(v, common, shape) for v in values])
     return tuple(b.broadcast_to(_operand(v, common, compute, exact_scalars and i > 0), shape) for i, v in enumerate(values))
 
 

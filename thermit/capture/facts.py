@@ -32,6 +32,7 @@ from thermit import config
 from thermit.capture.effects import effect, setting, shows_always
 from thermit.capture.frames import Frames
 from thermit.capture.known import is_quiet
+from thermit.capture.operators import OPERATOR
 from thermit.capture.origin import LIBRARY, MODULES, STANDARD, called_by_library, code_origin
 from thermit.capture.reach import WALKING_CODES, by_identity
 from thermit.capture.signature import Arg, Attr, Call, Cell, Global, Guard, Held, Item, Part, Source, ambient, argument_roots, holds
@@ -270,7 +271,7 @@ class Watcher(Frames):
         return self._writes.get("[]") or next(iter(self._writes.values()), start)
 
 
-# What runs around each operator before the watch is off, and when it is on again: twelve events that tell nothing.
+# What runs around each operator before the watch is off, and when it is on again: up to twelve events that tell nothing.
 _AROUND_OPERATORS = by_identity(
     code.__code__
     for code in (
@@ -279,6 +280,7 @@ _AROUND_OPERATORS = by_identity(
         simple_registry.GenericTorchDispatchRuleHolder.find,
         Watcher.pause,
         Watcher.resume,
+        OPERATOR,
     )
 )
 

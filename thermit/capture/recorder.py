@@ -23,6 +23,7 @@ from thermit.aten.table import DTYPE_OF, TABLE, Lowering
 from thermit.capture.arguments import argument, as_strided, check_options, element_type, flat_metas, frozen, tensors_in, with_defaults
 from thermit.capture.infer import Meta, convert, infer
 from thermit.capture.live import LiveMode, check_classes
+from thermit.capture.operators import nothing_between
 from thermit.capture.overloads import BATCH_NORM, Overload, overload_of, spoken
 from thermit.capture.plain_sizes import plain_sizes
 from thermit.capture.position import Asked, Picked, overlap, picked, select_at
@@ -251,6 +252,26 @@ class Recorder(LiveMode):
         self.record.log.append(Entry(func, args, kwargs, tensors_in(result), torch.is_inference_mode_enabled()))
         return result
 
+    def arithmetic(self, func: OpOverload, x: StandIn, y: Any) -> StandIn | None:
+        """What an operator of a stand-in and another (or a number) gives, asked by the operator itself; None where PyTorch must be asked."""
+        both = is_stand_in(y)
+        if self.state is not TRACING or x.owner is not self or (both and y.owner is not self) or not nothing_between(self):
+            return None
+        if self.differentiable or x.requires_grad or (both and y.requires_grad):
+            return None
+        try:
+            with torch._C._DisableTorchDispatch():
+                meta = infer(func, (self._meta(x), self._meta(y) if both else y), {}, pointwise=True, device=False)
+                node = TABLE[func](self._node(x), self._node(y) if both else y)
+                if type(node) is not Node or node.type.shape != meta.geometry.sizes or node.type.dtype is not element_type(meta.dtype):
+                    return None
+                self._note_lines((node,), 3)
+                result = self._new(node, meta)
+        except Exception:  # it comes to the same on PyTorch's way, where it is told
+            return None
+        self.record.log.append(Entry(func, (x, y), {}, (result,), torch.is_inference_mode_enabled()))
+        return result
+
     def _lift(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> StandIn:
         known = self.known.get(id(args[0]))
         stand_in = self._constant(args[0]) if known is None else known
@@ -363,12 +384,14 @@ class Recorder(LiveMode):
         if len(nodes) != len(metas):
             raise Fault(f"{len(nodes)} results where PyTorch gives {len(metas)}")
         for node, meta in zip(nodes, metas, strict=True):
-            if node is not None and meta is not None and node.type != TensorType(meta.geometry.sizes, element_type(meta.dtype)):
+            if node is None or meta is None:
+                continue
+            if node.type.shape != meta.geometry.sizes or node.type.dtype is not element_type(meta.dtype):
                 raise Fault(f"{node.type} where PyTorch gives {meta.dtype} {list(meta.geometry.sizes)}")
         return nodes
 
-    def _note_lines(self, nodes: Sequence[Node | None]) -> None:
-        line = user_line(sys._getframe(4))
+    def _note_lines(self, nodes: Sequence[Node | None], above: int = 4) -> None:
+        line = user_line(sys._getframe(above))
         if line is not None:
             for node in nodes:
                 if node is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from ctypes import c_float
 
 from thermit.errors import TypeRuleError
 from thermit.ir import prims as p
@@ -55,6 +56,8 @@ def round_to(value: int | float, dtype: DType) -> float:
         value = float(value) if dtype is FLOAT64 else _to_odd(value)
     if dtype is FLOAT64 or value == 0 or not math.isfinite(value):
         return value
+    if dtype is FLOAT32 and abs(value) >= 2.0**-126:  # the processor may have been told to make zeros of denormal numbers
+        return c_float(value).value
     _, exponent = math.frexp(value)
     step = max(exponent - digits, least)
     rounded = math.ldexp(round(math.ldexp(value, -step)), step) if step > -1000 else math.copysign(0.0, value)

@@ -36,7 +36,8 @@ class Node:
     def __new__(cls, prim: Prim, args: tuple[Node, ...], attrs: Any, type: TensorType) -> Node:
         key = (prim, args, attrs, type)
         with _lock:
-            node = _table.get(key)
+            known = _table.data.get(key)  # type: ignore[attr-defined]
+            node = None if known is None else known()
             if node is None:
                 node = object.__new__(cls)
                 node.prim, node.args, node.attrs, node.type = key
