@@ -257,7 +257,7 @@ class Recorder(LiveMode):
         both = is_stand_in(y)
         if self.state is not TRACING or x.owner is not self or (both and y.owner is not self) or not nothing_between(self):
             return None
-        if self.differentiable or x.requires_grad or (both and y.requires_grad):
+        if self.asked is not None or self.differentiable or x.requires_grad or (both and y.requires_grad):
             return None
         try:
             with torch._C._DisableTorchDispatch():
