@@ -171,6 +171,17 @@ def test_both_results() -> None:
         assert got.stride() == want.stride()
 
 
+@pytest.mark.parametrize("rows, own, keys", [(1, 1, 70), (1, 2, 9), (1, 3, 2100), (1, 6, 70), (2, 2, 2), (4, 6, 300), (7, 1, 70)])
+def test_few_queries(rows: int, own: int, keys: int) -> None:
+    """Heads that share keys become queries of one head, with their masks."""
+    q, k, v = laid(6, rows, 64, "heads apart"), laid(own, keys, 64, "heads apart"), laid(own, keys, 64, "plain")
+    seen = torch.rand(2, 6, rows, keys) > 0.4
+    seen[0, 1] = False
+    for mask in (seen, seen[:, :1], seen[0, 0], torch.where(seen[:1, :, :1], torch.randn(keys), -inf)):
+        agrees(lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True), q, k, v, mask)
+    agrees(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True), q, k, v)
+
+
 def by_hand(q, k, v, mask=None):
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if mask is not None:
@@ -212,7 +223,9 @@ def test_scores_are_not_stored() -> None:
 
 def test_what_the_row_declines() -> None:
     op = aten._scaled_dot_product_flash_attention_for_cpu.default
-    assert declines(op, *(laid(2, 4, 16, "plain") for _ in range(3)))
+    assert declines(op, *(laid(2, 4, 16, "plain", torch.bfloat16) for _ in range(3)))
+    assert declines(op, laid(2, 4, 16, "plain"), laid(2, 9, 16, "plain"), laid(2, 9, 16, "plain"), 0.0, True)
+    assert not declines(op, *(laid(2, 4, 16, "plain") for _ in range(3)))
     assert not declines(op, laid(2, 16, 16, "plain"), laid(2, 3000, 16, "plain"), laid(2, 3000, 16, "plain"))
 
 
