@@ -301,3 +301,33 @@ def test_many_calls_keep_no_memory() -> None:
     for _ in range(10_000):
         jitted(input_ids=WORDS)
     assert resident_bytes() - before < 1 << 20
+
+
+def test_generate_with_a_static_cache() -> None:
+    """Each `generate` makes a cache; the words after the first are compiled once for all of them."""
+    model = gpt2()
+    jitted = thermit.jit(model)
+    state = type(jitted).__thermit_jitted__._state
+    options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static", "eos_token_id": None, "pad_token_id": 0}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for k in range(5):
+            assert torch.equal(jitted.generate(WORDS[:1].roll(k), **options), model.generate(WORDS[:1].roll(k), **options))
+            if k == 1:  # the first time PyTorch does not mark the tensors of the cache
+                settled = state.compiled
+    assert state.compiled == settled <= 2 and state.live[False] == 1
+    assert sum(issubclass(w.category, thermit.ThermitWarning) for w in caught) == 1
+
+
+def test_generate_with_a_growing_cache() -> None:
+    """No word is compiled: what the model changes is learnt from two, and said once."""
+    model = gpt2()
+    jitted = thermit.jit(model)
+    state = type(jitted).__thermit_jitted__._state
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for k in range(3):
+            assert torch.equal(jitted.generate(WORDS[:1].roll(k), **options), model.generate(WORDS[:1].roll(k), **options))
+    assert state.compiled == 0 and state.live[False] == 3
+    assert sum(issubclass(w.category, thermit.ThermitWarning) for w in caught) == 2

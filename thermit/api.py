@@ -11,6 +11,7 @@ A variant is found by the key of the call and by its guards.  A signature that c
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -19,7 +20,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import field
 from types import MethodType
 from typing import Any, Literal, TypeVar, overload
@@ -32,6 +33,7 @@ from thermit import config, locks
 from thermit.capture.difference import difference, distance, found
 from thermit.capture.facts import Watcher, watch
 from thermit.capture.known import argument_guards
+from thermit.capture.rebind import Exchange, alike, lasting, pairs
 from thermit.capture.recorder import Recorder
 from thermit.capture.recording import Restart, ThermitWarning, told, user_line
 from thermit.capture.signature import Call, FlatCall, Guard, Held, Source, argument_roots, argument_tensors, flatten_call, holds, reads_call
@@ -80,6 +82,8 @@ class Variant:
     compilation: Compilation | None = None
     why: str = ""
     seconds: float = 0.0
+    needs_call: bool = False
+    moved: bool = False  # made of another variant, for other objects of the same kinds
 
     def inputs(self, call: Call) -> list[torch.Tensor] | None:
         """The program's inputs at a call, or None where one is not as it was."""
@@ -88,6 +92,23 @@ class Variant:
             return tensors if input_specs(tensors) == self.specs else None
         except Exception:  # whatever reading raises: the fact is gone
             return None
+
+    def about(self, exchange: Exchange, call: Call) -> Variant | None:
+        """The variant that says of a call's objects what this one says of its own; None where that is not true."""
+        guards = exchange.guards(self.guards, call)
+        if guards is None:
+            return None
+        template = None if self.template is None else exchange.template(self.template)
+        return dataclasses.replace(self, guards=guards, sources=tuple(map(exchange.source, self.sources)), template=template, moved=True)
+
+
+@dataclass
+class Change:
+    """What a call changed when it was traced.  `guards`: what was so both times, once it was twice; `asked`: for how many calls in a row."""
+
+    key: Any
+    guards: tuple[Guard, ...] | None
+    asked: int = 0
 
 
 @dataclass
@@ -104,12 +125,16 @@ class State:
     compiled: int = 0
     live: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})  # by grad mode: training runs eagerly, and says nothing of the rest
     keys: list[Any] = field(default_factory=list)
+    moved_natively: int = 0
+    changes: dict[str, Change] = field(default_factory=dict)  # by the reason that names it
+    moved: list[Any] = field(default_factory=list)  # keys of the variants that were made of others, oldest first
     failed_guards: list[str] = field(default_factory=list)
     warned: bool = False
     told: bool = False  # of an argument that cannot be compared
     faulty: bool = False
 
 
+MOST_MOVED = 8  # variants made of others that a function keeps
 _SKIPPED = torch._C._dynamo.eval_frame._FrameAction.SKIP
 
 
@@ -178,7 +203,38 @@ class JitFunction:
             inputs = variant.inputs(call)
             if inputs is not None:
                 return self._run(variant, inputs, call)
-        return self._miss(key, flat, call, failed)
+        if self._state.changes and self._changes_again(key, call):
+            return function(*args, **kwargs)
+        moved = self._moved(key, call)
+        if moved is None:
+            return self._miss(key, flat, call, failed)
+        return function(*args, **kwargs) if moved.compilation is None else self._run(moved, moved.inputs(call) or (), call)
+
+    def _moved(self, key: Any, call: Call) -> Variant | None:
+        """What was learnt for other objects of the same kinds, if all of it is true of those that this call is given."""
+        state = self._state
+        for old, variants in list(state.variants.items()):
+            given = pairs(old, key) if old != key else None
+            exchange = Exchange(given) if given else None
+            if exchange is None or not exchange.fits:
+                continue
+            for variant in variants:
+                made = None if variant.moved else variant.about(exchange, call)
+                if made is None or (made.compilation is not None and made.inputs(call) is None):
+                    continue
+                if made.compilation is not None and state.moved_natively < MOST_MOVED:  # what is native is never let go
+                    state.moved_natively += 1
+                    self._install(made, _form(made.template, made.needs_call), call)
+                with state.lock:
+                    state.variants.setdefault(key, []).insert(0, made)
+                    state.moved.append(key)
+                    if len(state.moved) > MOST_MOVED:  # the guards hold the objects
+                        gone = state.moved.pop(0)
+                        state.variants[gone] = [v for v in state.variants.get(gone, ()) if not v.moved]
+                        if not state.variants[gone]:
+                            del state.variants[gone]
+                return made
+        return None
 
     def _run(self, variant: Variant, inputs: Sequence[torch.Tensor], call: Call) -> Any:
         assert variant.compilation is not None and variant.template is not None
@@ -218,6 +274,34 @@ class JitFunction:
             with state.lock:
                 state.compiling.discard(mark)
 
+    def _changes_again(self, key: Any, call: Call) -> bool:
+        """Whether this is a call as two were before, which changed the same thing: tracing it would only find that once more."""
+        state = self._state
+        for change in list(state.changes.values()):
+            given = alike(change.key, key) if change.guards is not None else None
+            if change.guards is None or given is None:
+                continue
+            change.asked += 1
+            if not given and change.asked > 16 and change.asked % 8:  # it always was so: not asked each time
+                return True
+            if given:  # for another object; the next calls will be given that one, too
+                exchange = Exchange(given)
+                moved = exchange.guards(change.guards, call) if exchange.fits else None
+                if moved is not None:
+                    change.key, change.guards = key, moved
+                    return True
+            elif holds(change.guards, call) is None:
+                return True
+            change.asked = 0
+        return False
+
+    def _learn(self, key: Any, variant: Variant) -> None:
+        """Remembers what a call changed; from the second time on, also what has to be true for that."""
+        state = self._state
+        before = state.changes.get(variant.reason)
+        known = None if before is None else next((v for v in state.variants.get(before.key, ()) if v.reason == variant.reason), None)
+        state.changes[variant.reason] = Change(key, None if known is None else lasting(known.guards, variant.guards))
+
     def _why(self, key: Any, failed: Guard | None, call: Call) -> str:
         """What no variant has that this call has."""
         if failed is not None:
@@ -250,14 +334,17 @@ class JitFunction:
     def _compile(self, key: Any, flat: FlatCall, call: Call, why: str) -> Any:
         start = time.perf_counter()
         try:
-            guards, outcome = capture(self.__wrapped__, flat, call, self._state.strict)
+            guards, outcome = capture(self.__wrapped__, flat, call, self._state.strict, told=self._state.changes)
         except Restart as again:
             self._remember(key, Variant(again.guards, again.reason, again.where), why)
             if again.where:
                 _warn(told(again.reason, os.path.basename(again.where), reads=False), again.where)
             return self.__wrapped__(*call.args, **call.kwargs)
         if isinstance(outcome, Live):
-            self._remember(key, Variant(guards, outcome.reason, outcome.line), why)
+            variant = Variant(guards, outcome.reason, outcome.line)
+            if outcome.reason.startswith("changes "):
+                self._learn(key, variant)
+            self._remember(key, variant, why)
             return outcome.value
         try:
             stages = Stages(config.current)
@@ -266,8 +353,8 @@ class JitFunction:
             sources = tuple(slot.source or Held(slot.tensor, "a constant") for slot in outcome.inputs)
             specs = input_specs([slot.tensor for slot in outcome.inputs])
             seconds = time.perf_counter() - start
-            variant = Variant(guards, "", "", sources, specs, outcome.template, outcome.calls, compilation, why, seconds)
-            self._install(variant, _form(outcome), call)
+            variant = Variant(guards, "", "", sources, specs, outcome.template, outcome.calls, compilation, why, seconds, outcome.needs_call)
+            self._install(variant, _form(outcome.template, outcome.needs_call), call)
         except Exception as fault:
             return self._fault(fault, call)
         self._remember(key, variant, why)
@@ -356,8 +443,10 @@ class JitFunction:
         if not any(v.inputs(call) is not None for v in known):
             sources = tuple(slot.source or Held(slot.constant, "a constant") for slot in traced.inputs)
             why, seconds = self._why(key, None, call), time.perf_counter() - start
-            variant = Variant(traced.guards, "", "", sources, traced.specs, traced.template, traced.calls, lowered.compilation, why, seconds)
-            self._install(variant, _form(traced), call)
+            variant = Variant(
+                traced.guards, "", "", sources, traced.specs, traced.template, traced.calls, lowered.compilation, why, seconds, traced.needs_call
+            )
+            self._install(variant, _form(traced.template, traced.needs_call), call)
             self._remember(key, variant, why)
             self._log(variant)
         return lowered.compile()
@@ -427,8 +516,10 @@ class _Bound(functools.partial[Any]):
         return self.__func__.explain(*self.args, *args, **kwargs)
 
 
-def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bool, staged: bool = False) -> tuple[tuple[Guard, ...], Trace | Live]:
-    """Runs the function once on stand-ins.  The guards that the outcome depends on, and the outcome."""
+def capture(
+    function: Callable[..., Any], flat: FlatCall, call: Call, strict: bool, staged: bool = False, told: Container[str] = ()
+) -> tuple[tuple[Guard, ...], Trace | Live]:
+    """Runs the function once on stand-ins.  The guards that the outcome depends on, and the outcome.  `told`: reasons for no warning."""
     holder: list[Recorder] = []
     given: list[Substitution] = []
 
@@ -446,6 +537,7 @@ def capture(function: Callable[..., Any], flat: FlatCall, call: Call, strict: bo
         watcher.resume()
 
     watcher: Watcher = watch(function, call, refuse)
+    watcher.told = told
 
     def run(recorder: Recorder) -> Any:
         holder.append(recorder)
@@ -517,13 +609,13 @@ def _foreign(function: Any, flat: FlatCall, call: Call, eager: str, advice: str 
 _NO_CALL = Call((), {})
 
 
-def _form(trace: Trace | Traced) -> Any:
+def _form(template: Template | None, needs_call: bool) -> Any:
     """How the native entry builds the result; None where it needs the arguments of the call for that."""
+    assert template is not None
     forms: dict[str, Any] = {"none": "none", "tensor": "one", "tuple": "tuple", "list": "list"}
-    template = trace.template
     if template.kind in forms:
         return forms[template.kind]
-    return None if trace.needs_call else lambda tensors: template.build(tensors, _NO_CALL)
+    return None if needs_call else lambda tensors: template.build(tensors, _NO_CALL)
 
 
 # ---------------------------------------------------------------------------------------------- jit

@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -79,6 +79,7 @@ class Watcher(Frames):
         self._told = self._asked = False
         self._made: frozenset[int] = frozenset()
         self.native = ""
+        self.told: Container[str] = ()
         self._before = ambient()
         self._profiler: Any = None  # the one that was active
         self._chained: Any = None  # the same, where it can be called: those written in C cannot

@@ -161,7 +161,7 @@ class LiveMode(TorchDispatchMode):
         if self.strict and not quiet:
             self.state = CLOSED
             self._raise(reads)
-        if not quiet:
+        if not quiet and reason not in self.watcher.told:
             warnings.warn_explicit(ThermitWarning(told(reason, self.place, reads)), ThermitWarning, file, number, registry=_warned)
         self.state = LIVE
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import field
 from types import CodeType, FrameType
 from typing import Any, Protocol
@@ -154,9 +154,11 @@ class Watcher(Protocol):
     """What the recorder asks of the watch on Python values (facts.Watcher).
 
     `native`: name of the C function that runs, of those whose own kernel the dispatcher does not show; "" for all others.
+    `told`: reasons for which the user has been warned.
     """
 
     native: str
+    told: Container[str]
 
     def find(self, tensor: torch.Tensor) -> Source | None: ...
     def lacks(self, source: Source, names: frozenset[str]) -> None: ...

@@ -17,6 +17,7 @@ import operator
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from types import CellType, TracebackType
 from typing import Any
 
@@ -229,15 +230,17 @@ class Template:
     """Builds the result of a call from its tensors: same container types, fresh containers, same sharing among them.
 
     `kind` is what the native entry can build without Python: "none" (None), "tensor" (the only tensor), "tuple" or "list" (all tensors
-    in order), else "".
+    in order), else "".  `sources`: where it reads objects of the caller's; `moved`: id of one of them -> where to read instead.
     """
 
     kind: str
     build_node: Build
+    sources: tuple[Source, ...] = ()
+    moved: Mapping[int, Source] = field(default_factory=dict)
 
     def build(self, tensors: Sequence[torch.Tensor], call: Call) -> Any:
         """The result.  `tensors` in the order in which `result_template` numbered them."""
-        return self.build_node(tensors, call, {})
+        return self.build_node(tensors, call, dict(self.moved))
 
 
 class _Builder:
@@ -248,6 +251,7 @@ class _Builder:
         self.nodes: dict[int, Build] = {}
         self.keep: list[Any] = []
         self.open: set[int] = set()
+        self.sources: list[Source] = []
 
     def node(self, value: Any) -> Build:
         kind = type(value)
@@ -283,7 +287,8 @@ class _Builder:
     def _make(self, value: Any, kind: type) -> Build:
         source = self.place(value)
         if source is not None:
-            return lambda tensors, call, made: source.read(call)
+            self.sources.append(source)
+            return lambda tensors, call, made: made.get(id(source), source).read(call)
         if kind in (list, tuple, set, frozenset):
             return self._sequence(kind, value)
         if kind is slice:
@@ -427,4 +432,4 @@ def result_template(
         kind = "tensor"
     elif type(value) in (tuple, list) and place(value) is None and all(map(is_leaf, value)) and len(builder.leaves) == len(value):
         kind = type(value).__name__
-    return Template(kind, node), builder.leaves
+    return Template(kind, node, tuple(builder.sources)), builder.leaves

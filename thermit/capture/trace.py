@@ -230,7 +230,7 @@ def _in_inference_mode(form: Template, places: set[int]) -> Template:
     def build(tensors: Sequence[torch.Tensor], call: Call, made: dict[int, Any]) -> Any:
         return form.build_node([made_there(t) if k in places else t for k, t in enumerate(tensors)], call, made)
 
-    return Template("", build)
+    return Template("", build, form.sources)
 
 
 def _is_input(recorder: Recorder, stand_in: StandIn) -> bool:
