@@ -33,7 +33,7 @@ from thermit import config, locks
 from thermit.capture.difference import difference, distance, found
 from thermit.capture.facts import Watcher, watch
 from thermit.capture.known import argument_guards
-from thermit.capture.rebind import Exchange, alike, lasting, pairs
+from thermit.capture.rebind import Exchange, alike, lasting, objects_in, pairs
 from thermit.capture.recorder import Recorder
 from thermit.capture.recording import Restart, ThermitWarning, told, user_line
 from thermit.capture.signature import Call, FlatCall, Guard, Held, Source, argument_roots, argument_tensors, flatten_call, holds, reads_call
@@ -127,6 +127,7 @@ class State:
     keys: list[Any] = field(default_factory=list)
     moved_natively: int = 0
     changes: dict[str, Change] = field(default_factory=dict)  # by the reason that names it
+    untraced: dict[Any, int] = field(default_factory=dict)  # how often calls came that ran eagerly for such a change and were not traced
     moved: list[Any] = field(default_factory=list)  # keys of the variants that were made of others, oldest first
     failed_guards: list[str] = field(default_factory=list)
     warned: bool = False
@@ -134,6 +135,7 @@ class State:
     faulty: bool = False
 
 
+OFTEN, MOST_UNTRACED = 8, 1000
 MOST_MOVED = 8  # variants made of others that a function keeps
 _SKIPPED = torch._C._dynamo.eval_frame._FrameAction.SKIP
 
@@ -277,6 +279,11 @@ class JitFunction:
     def _changes_again(self, key: Any, call: Call) -> bool:
         """Whether this is a call as two were before, which changed the same thing: tracing it would only find that once more."""
         state = self._state
+        if key not in state.variants and next(objects_in(key), None) is None:  # that may hang on sizes, too: a call that comes often is traced
+            state.untraced = state.untraced if len(state.untraced) < MOST_UNTRACED else {}
+            state.untraced[key] = state.untraced.get(key, 0) + 1
+            if state.untraced[key] > OFTEN:
+                return False
         for change in list(state.changes.values()):
             given = alike(change.key, key) if change.guards is not None else None
             if change.guards is None or given is None:
@@ -286,7 +293,7 @@ class JitFunction:
                 return True
             if given:  # for another object; the next calls will be given that one, too
                 exchange = Exchange(given)
-                moved = exchange.guards(change.guards, call) if exchange.fits else None
+                moved = exchange.guards([g for g in change.guards if not exchange.stands_in(g)], call) if exchange.fits else None
                 if moved is not None:
                     change.key, change.guards = key, moved
                     return True

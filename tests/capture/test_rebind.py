@@ -180,3 +180,21 @@ def test_a_list_that_grows_is_traced_twice() -> None:
         for k in range(1, 20):
             assert torch.equal(jitted(torch.ones(k)), torch.ones(k) * k)
     assert len(log) == 19 and len(caught) == 1 and jitted._state.live[True] == 2
+
+
+def test_sizes_that_change_nothing_are_compiled_in_the_end() -> None:
+    log: list[Any] = []
+
+    def short(x: torch.Tensor) -> torch.Tensor:
+        if x.numel() < 4:
+            log.append(1)
+        return x * 2
+
+    jitted = thermit.jit(short)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for k in range(1, 4):
+            jitted(torch.ones(k))
+        for _ in range(12):
+            assert torch.equal(jitted(torch.ones(5)), torch.ones(5) * 2)
+    assert len(log) == 3 and jitted._state.compiled == 1

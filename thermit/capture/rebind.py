@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from thermit.capture.origin import STANDARD, class_origin
-from thermit.capture.signature import Attr, Call, Guard, Held, Item, Part, Snapshot, Source, holds
+from thermit.capture.signature import Attr, Call, Guard, Held, Item, Part, Source, holds
 from thermit.capture.structure import Template
 from thermit.capture.values import IMMUTABLE, Same, is_value
 
@@ -61,7 +61,7 @@ def _same(was: Any, guard: Guard) -> bool:
 
 
 _NOTHING = object()
-_COMPARED = frozenset(("is", "equals", "type", "absent", "empty", "length", "keys", "missing"))
+_COMPARED = frozenset(("is", "equals", "type", "absent", "empty", "length", "keys", "missing", "deep"))
 _NUMBERS = (int, float, str, bool, bytes)
 
 
@@ -103,7 +103,7 @@ class Exchange:
         """The guards about the new objects; None where one does not hold, or where identity is a fact in another way."""
         moved = []
         for guard in guards:
-            if self._is_foreign(guard.expected) if guard.kind == "is" else guard.kind == "deep" and self._stands_in(guard.expected):
+            if self.stands_in(guard) or (guard.kind == "is" and self._is_foreign(guard.expected)):
                 return None
             if any(self._is_foreign(root) for root in _roots(guard)):
                 return None
@@ -150,8 +150,10 @@ class Exchange:
         """Whether it is a new part that the facts know already, not as the partner of an old one."""
         return id(value) in self._partnered and id(value) not in self._partner
 
-    def _stands_in(self, snapshot: Snapshot) -> bool:
-        return any(id(v) in self._partner or id(v) in self._partnered for v in _objects(snapshot.image))
+    def stands_in(self, guard: Guard) -> bool:
+        """Whether the guard is of a container as it was, and an old or new part is in there."""
+        objects = objects_in(guard.expected.image) if guard.kind == "deep" else ()
+        return any(id(v) in self._partner or id(v) in self._partnered for v in objects)
 
 
 def _is_plain(kind: type) -> bool:
@@ -176,10 +178,10 @@ def _roots(guard: Guard) -> Iterator[Any]:
             yield source.value
 
 
-def _objects(image: Any) -> Iterator[Any]:
-    """The objects that an image holds by identity."""
+def objects_in(image: Any) -> Iterator[Any]:
+    """The objects that an image, or a key, holds by identity."""
     if type(image) is Same:
         yield image.value
     elif type(image) is tuple:
         for part in image:
-            yield from _objects(part)
+            yield from objects_in(part)
