@@ -11,40 +11,36 @@ A variant is found by the key of the call and by its guards.  A signature that c
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import os
 import pickle
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Container, Sequence
-from dataclasses import field
 from types import MethodType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from thermit import config, locks
+from thermit import config
 from thermit.capture.difference import difference, distance, found
 from thermit.capture.facts import Watcher, watch
 from thermit.capture.known import argument_guards
-from thermit.capture.rebind import Exchange, alike, lasting, objects_in, pairs
 from thermit.capture.recorder import Recorder
 from thermit.capture.recording import Restart, ThermitWarning, told, user_line
 from thermit.capture.signature import Call, FlatCall, Guard, Held, Source, argument_roots, argument_tensors, flatten_call, holds, reads_call
-from thermit.capture.signature import TensorSpec as InputSpec
 from thermit.capture.specs import input_specs
 from thermit.capture.structure import Substitution, Template, result_template
 from thermit.capture.trace import Live, Trace, active, trace
 from thermit.capture.values import Leaves, NotStatic, freeze
-from thermit.compiler import Compilation, Stages, compile_graph, kernel_count
+from thermit.compiler import Stages, compile_graph, kernel_count
 from thermit.errors import ThermitError, UnexpectedCompileError, UnsupportedError
 from thermit.explain import Explanation, counted, explain
+from thermit.learnt import MOST_MOVED, OnMiss, State, Variant
 from thermit.records import dataclass
 from thermit.runtime import entry as native
 from thermit.runtime import torch_abi
@@ -56,7 +52,6 @@ from thermit.switches import disable, empty_cache, is_disabled, log_compiles
 from thermit.twin import eager_now, left_alone, original, twin_of
 
 F = TypeVar("F", bound=Callable[..., Any])
-OnMiss = Literal["compile", "eager", "error"]
 
 
 @dataclass(frozen=True)
@@ -67,76 +62,6 @@ class TensorSpec:
     dtype: torch.dtype = torch.float32
 
 
-# ---------------------------------------------------------------------------------------------- variants
-@dataclass(frozen=True, eq=False)
-class Variant:
-    """What is known about calls of one key whose guards hold: a program, or the reason to run eagerly."""
-
-    guards: tuple[Guard, ...]
-    reason: str = ""
-    line: str = ""
-    sources: tuple[Source, ...] = ()
-    specs: tuple[InputSpec, ...] = ()
-    template: Template | None = None
-    calls: tuple[str, ...] = ()
-    compilation: Compilation | None = None
-    why: str = ""
-    seconds: float = 0.0
-    needs_call: bool = False
-    moved: bool = False  # made of another variant, for other objects of the same kinds
-
-    def inputs(self, call: Call) -> list[torch.Tensor] | None:
-        """The program's inputs at a call, or None where one is not as it was."""
-        try:
-            tensors = [source.read(call) for source in self.sources]
-            return tensors if input_specs(tensors) == self.specs else None
-        except Exception:  # whatever reading raises: the fact is gone
-            return None
-
-    def about(self, exchange: Exchange, call: Call) -> Variant | None:
-        """The variant that says of a call's objects what this one says of its own; None where that is not true."""
-        guards = exchange.guards(self.guards, call)
-        if guards is None:
-            return None
-        template = None if self.template is None else exchange.template(self.template)
-        return dataclasses.replace(self, guards=guards, sources=tuple(map(exchange.source, self.sources)), template=template, moved=True)
-
-
-@dataclass
-class Change:
-    """What a call changed when it was traced.  `guards`: what was so both times, once it was twice; `asked`: for how many calls in a row."""
-
-    key: Any
-    guards: tuple[Guard, ...] | None
-    asked: int = 0
-
-
-@dataclass
-class State:
-    """What a jitted function has learnt.  Only `JitFunction` writes it, under the lock."""
-
-    strict: bool
-    max_variants: int
-    on_miss: OnMiss
-    never: str = ""
-    lock: threading.Lock = field(default_factory=locks.lock)
-    variants: dict[Any, list[Variant]] = field(default_factory=dict)
-    compiling: set[Any] = field(default_factory=set)  # (process, key): a child of a fork does not wait for its parent's threads
-    compiled: int = 0
-    live: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})  # by grad mode: training runs eagerly, and says nothing of the rest
-    keys: list[Any] = field(default_factory=list)
-    moved_natively: int = 0
-    changes: dict[str, Change] = field(default_factory=dict)  # by the reason that names it
-    untraced: dict[Any, int] = field(default_factory=dict)  # how often calls came that ran eagerly for such a change and were not traced
-    moved: list[Any] = field(default_factory=list)  # keys of the variants that were made of others, oldest first
-    failed_guards: list[str] = field(default_factory=list)
-    warned: bool = False
-    told: bool = False  # of an argument that cannot be compared
-    faulty: bool = False
-
-
-OFTEN, MOST_UNTRACED = 8, 1000
-MOST_MOVED = 8  # variants made of others that a function keeps
 _SKIPPED = torch._C._dynamo.eval_frame._FrameAction.SKIP
 
 
@@ -205,38 +130,18 @@ class JitFunction:
             inputs = variant.inputs(call)
             if inputs is not None:
                 return self._run(variant, inputs, call)
-        if self._state.changes and self._changes_again(key, call):
+        if self._state.changes and self._state.changes_again(key, call):
             return function(*args, **kwargs)
-        moved = self._moved(key, call)
-        if moved is None:
-            return self._miss(key, flat, call, failed)
-        return function(*args, **kwargs) if moved.compilation is None else self._run(moved, moved.inputs(call) or (), call)
+        return self._miss(key, flat, call, failed) if (moved := self._state.for_others(key, call)) is None else self._run_moved(moved, call)
 
-    def _moved(self, key: Any, call: Call) -> Variant | None:
-        """What was learnt for other objects of the same kinds, if all of it is true of those that this call is given."""
-        state = self._state
-        for old, variants in list(state.variants.items()):
-            given = pairs(old, key) if old != key else None
-            exchange = Exchange(given) if given else None
-            if exchange is None or not exchange.fits:
-                continue
-            for variant in variants:
-                made = None if variant.moved else variant.about(exchange, call)
-                if made is None or (made.compilation is not None and made.inputs(call) is None):
-                    continue
-                if made.compilation is not None and state.moved_natively < MOST_MOVED:  # what is native is never let go
-                    state.moved_natively += 1
-                    self._install(made, _form(made.template, made.needs_call), call)
-                with state.lock:
-                    state.variants.setdefault(key, []).insert(0, made)
-                    state.moved.append(key)
-                    if len(state.moved) > MOST_MOVED:  # the guards hold the objects
-                        gone = state.moved.pop(0)
-                        state.variants[gone] = [v for v in state.variants.get(gone, ()) if not v.moved]
-                        if not state.variants[gone]:
-                            del state.variants[gone]
-                return made
-        return None
+    def _run_moved(self, variant: Variant, call: Call) -> Any:
+        """A variant that was made of another for this call's objects."""
+        if variant.compilation is None:
+            return self.__wrapped__(*call.args, **call.kwargs)
+        if self._state.moved_natively < MOST_MOVED:  # what is native is never let go
+            self._state.moved_natively += 1
+            self._install(variant, _form(variant.template, variant.needs_call), call)
+        return self._run(variant, variant.inputs(call) or (), call)
 
     def _run(self, variant: Variant, inputs: Sequence[torch.Tensor], call: Call) -> Any:
         assert variant.compilation is not None and variant.template is not None
@@ -275,39 +180,6 @@ class JitFunction:
         finally:
             with state.lock:
                 state.compiling.discard(mark)
-
-    def _changes_again(self, key: Any, call: Call) -> bool:
-        """Whether this is a call as two were before, which changed the same thing: tracing it would only find that once more."""
-        state = self._state
-        if key not in state.variants and next(objects_in(key), None) is None:  # that may hang on sizes, too: a call that comes often is traced
-            state.untraced = state.untraced if len(state.untraced) < MOST_UNTRACED else {}
-            state.untraced[key] = state.untraced.get(key, 0) + 1
-            if state.untraced[key] > OFTEN:
-                return False
-        for change in list(state.changes.values()):
-            given = alike(change.key, key) if change.guards is not None else None
-            if change.guards is None or given is None:
-                continue
-            change.asked += 1
-            if not given and change.asked > 16 and change.asked % 8:  # it always was so: not asked each time
-                return True
-            if given:  # for another object; the next calls will be given that one, too
-                exchange = Exchange(given)
-                moved = exchange.guards([g for g in change.guards if not exchange.stands_in(g)], call) if exchange.fits else None
-                if moved is not None:
-                    change.key, change.guards = key, moved
-                    return True
-            elif holds(change.guards, call) is None:
-                return True
-            change.asked = 0
-        return False
-
-    def _learn(self, key: Any, variant: Variant) -> None:
-        """Remembers what a call changed; from the second time on, also what has to be true for that."""
-        state = self._state
-        before = state.changes.get(variant.reason)
-        known = None if before is None else next((v for v in state.variants.get(before.key, ()) if v.reason == variant.reason), None)
-        state.changes[variant.reason] = Change(key, None if known is None else lasting(known.guards, variant.guards))
 
     def _why(self, key: Any, failed: Guard | None, call: Call) -> str:
         """What no variant has that this call has."""
@@ -350,7 +222,7 @@ class JitFunction:
         if isinstance(outcome, Live):
             variant = Variant(guards, outcome.reason, outcome.line)
             if outcome.reason.startswith("changes "):
-                self._learn(key, variant)
+                self._state.learn(key, variant)
             self._remember(key, variant, why)
             return outcome.value
         try:

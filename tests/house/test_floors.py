@@ -11,7 +11,7 @@ from thermit.config import Config
 ROOT = Path(__file__).parents[2] / "thermit"
 FLOORS = (
     *("locks", "records", "errors", "config", "ir", "rewrite", "aten", "capture", "passes", "schedule", "loops", "codegen"),
-    *("runtime", "switches", "compiler", "stages", "explain", "twin", "api"),
+    *("runtime", "switches", "compiler", "stages", "explain", "learnt", "twin", "api"),
 )
 # inside ir, a file may import the ones before it
 IR = ["types", "prims", "node", "build", "verify", "interp"]
