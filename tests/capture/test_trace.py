@@ -572,3 +572,12 @@ def test_no_grad_with_arguments_that_require_grad():
     assert z.requires_grad
     z.sum().backward()
     assert torch.equal(w.grad, rand(3))
+
+
+def test_torch_compile_around_it():
+    """Frames are evaluated by another function there, which holds more."""
+    f, x = thermit.jit(lambda a: a.sin() + 1, strict=True), rand(3, 4)
+    g = torch.compile(lambda a: f(a) * 2, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(g(x), (x.sin() + 1) * 2)
+    assert f._state.compiled == 1

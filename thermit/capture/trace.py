@@ -125,7 +125,9 @@ def trace(
 def _recorded(recorder: Recorder, run: Run) -> Any:
     """`run(recorder)` with its calls recorded.  An interrupt, wherever it arrives, leaves no mode and no trace open."""
     traces, modes = len(_state.recorders), torch._C._len_torch_dispatch_stack()
+    cached = torch.is_autocast_cache_enabled()
     try:
+        torch.set_autocast_cache_enabled(False)  # it would keep stand-ins, and casts weights with gradients on, also under no_grad
         _enter(recorder)
         with recorder:
             return run(recorder)
@@ -135,6 +137,8 @@ def _recorded(recorder: Recorder, run: Run) -> Any:
         except BaseException:
             _leave(traces, modes)
             raise
+        finally:
+            torch.set_autocast_cache_enabled(cached)
 
 
 def _finish_failed(recorder: Recorder, error: BaseException) -> None:
@@ -258,12 +262,21 @@ def _held(recorder: Recorder, returned: set[int]) -> bool:
         if slot.source is None:
             _count(slot.stand_in, counts)
     _count(tuple(recorder.known.values()), counts)
-    return any(_holders(s) > counts.get(id(s), 0) + 4 for s in recorder.stand_ins if id(s) not in returned)
+    (mine,) = _holders([_Probe()])  # what counting itself holds: more where frames are evaluated by somebody else (torch.compile)
+    counted = zip(recorder.stand_ins, _holders(recorder.stand_ins), strict=True)
+    return any(n > counts.get(id(s), 0) + mine for s, n in counted if id(s) not in returned)
 
 
-def _holders(stand_in: StandIn) -> int:
-    """References to it; PyTorch's own (views of it, a graph for autograd) not counted, which together are one."""
-    return sys.getrefcount(stand_in) - (stand_in._use_count() > 1)
+class _Probe:
+    """Held by nothing but the list that it is in."""
+
+    def _use_count(self) -> int:
+        return 1
+
+
+def _holders(stand_ins: Sequence[Any]) -> list[int]:
+    """References to each; PyTorch's own (views of it, a graph for autograd) not counted, which together are one."""
+    return [sys.getrefcount(s) - (s._use_count() > 1) for s in stand_ins]
 
 
 def _count(value: Any, counts: dict[int, int]) -> None:
