@@ -65,3 +65,13 @@ def test_the_cache_is_as_it_was(enabled):
         assert torch.is_autocast_cache_enabled() is enabled
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+def test_parameters_as_an_argument():
+    module, x = network(), torch.randn(4, 8)
+    twin = thermit.jit(module)
+    weights = {name: value.detach() for name, value in module.named_parameters()}
+    with torch.no_grad():
+        for scale in (1, 2, 3):
+            given = {name: value * scale for name, value in weights.items()}
+            torch.testing.assert_close(torch.func.functional_call(twin, given, (x,)), torch.func.functional_call(module, given, (x,)))

@@ -78,7 +78,7 @@ def check_options(kwargs: dict[str, Any]) -> None:
     if kwargs.get("pin_memory"):
         raise GoLive("pinned memory")
     if kwargs.get("generator") is not None:
-        raise GoLive("a random generator of its own")
+        raise GoLive("draws from a torch.Generator of its own")
 
 
 def as_strided(base: StandIn, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Meta:

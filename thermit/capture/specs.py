@@ -88,6 +88,8 @@ def _why_not_plain(tensor: torch.Tensor) -> str:
         return f"a tensor of layout {tensor.layout}"
     if tensor.is_conj() or tensor.is_neg():
         return "a tensor whose conj or neg bit is set"
+    if type(tensor) is not _Tensor and type(tensor) is not _Parameter:  # a stand-in says that it is equal to a tensor's class
+        return "a tensor that the function has put there (as torch.func.functional_call does)"
     return "a tensor that is not a plain one"
 
 
