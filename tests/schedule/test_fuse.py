@@ -94,6 +94,8 @@ COLUMNS: dict[str, tuple[Graph, int]] = {
     "along rows": (one(lambda x: b.reduce(p.SUM, x, (1,)), (4096, 512)), 1),
     "columns read again": (one(lambda x: b.sub(x, spread(p.SUM, x, (0,))), (4096, 512)), 1),
     "a row times a matrix": (one(row_times, (300,), (300, 3000)), 2),
+    "a norm of it": (one(lambda x, w: layer_norm(row_times(x, w), (0,)), (300,), (300, 3000)), 2),
+    "a norm of it and something": (one(lambda x, w, y: layer_norm(b.add(row_times(x, w), y), (0,)), (300,), (300, 3000), (3000,)), 2),
     "one made of a norm": (one(lambda x, w: row_times(layer_norm(x, (0,)), w), (300,), (300, 3000)), 3),
     "times a small matrix": (one(row_times, (300,), (300, 300)), 1),
     "times a wide matrix": (one(row_times, (300,), (300, 5000)), 1),

@@ -14,7 +14,7 @@ Invariant: every output, update and part is a node that a kernel can store.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from thermit.ir import build
 from thermit.ir import prims as p
@@ -56,7 +56,7 @@ def split(graph: Graph) -> tuple[Graph, dict[Node, str]]:
         elif again.prim.kind == "reduce" and again.type.numel < SPLIT_ROWS and again.args[0].type.numel >= SPLIT_ELEMS:
             again = in_parts(again, parts, SPLIT_PARTS)
         elif _is_row_times_matrix(again):
-            again = in_parts(again, parts, ROW_PARTS)
+            again = in_parts(again, parts, ROW_PARTS, _side_by_side)
         elif node in tall:
             again = in_parts(again, parts, TALL_PARTS)
         new[node] = again
@@ -138,8 +138,16 @@ def _is_row_times_matrix(node: Node) -> bool:
     )
 
 
-def in_parts(node: Node, parts: dict[Node, str], most: int) -> Node:
-    """The reduction as one of its parts, `most` of them or somewhat fewer."""
+def _side_by_side(prim: p.Prim, pieces: Node, axes: Sequence[int]) -> Node:
+    """The sum of a few parts as a map, in float64, in order: a reduction of its own would be stored, or computed with each element of a row."""
+    (axis,) = axes
+    shape = (*pieces.shape[:axis], *pieces.shape[axis + 1 :])
+    slices = [build.reshape(_cut(pieces, axis, k, k + 1), shape) for k in range(pieces.shape[axis])]
+    return _join(prim, [build.cast(x, FLOAT64) if x.dtype is FLOAT32 else x for x in slices])
+
+
+def in_parts(node: Node, parts: dict[Node, str], most: int, total: Callable[[p.Prim, Node, Sequence[int]], Node] | None = None) -> Node:
+    """The reduction as one of its parts, `most` of them or somewhat fewer; `total`: what adds them up (else a reduction)."""
     x, axes = node.args[0], node.attrs.axes
     axis = next((a for a in axes if x.shape[a] >= most), max(axes, key=lambda a: x.shape[a]))
     n = x.shape[axis]
@@ -156,7 +164,7 @@ def in_parts(node: Node, parts: dict[Node, str], most: int) -> Node:
     pieces = build.reduce(node.prim, folded, moved)  # the kept axes with the parts among them
     parts[pieces] = f"{x.type.numel} elements into {node.type.numel}: in {count} parts, for several cores"
     place = sum(1 for a in range(axis) if a not in axes)
-    found = [_reduce(node.prim, pieces, (place,))] + [_reduce(node.prim, r, axes) for r in rest]
+    found = [(total or _reduce)(node.prim, pieces, (place,))] + [_reduce(node.prim, r, axes) for r in rest]
     return _cast_back(_join(node.prim, found), node)
 
 
