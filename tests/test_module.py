@@ -569,6 +569,7 @@ def test_uninitialised_modules():
     with torch.no_grad():
         assert lazy(X).shape == (3, 3)
     assert lazy.__class__ is nn.Linear and isinstance(lazy, nn.Linear) and "in_features=4" in repr(lazy)
+    assert type(lazy).__name__ == type(lazy).__qualname__ == "Linear"
     agrees(lazy, X)
 
 

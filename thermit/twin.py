@@ -159,6 +159,7 @@ def _follow(kind: Any) -> bool:
         return False
     with contextlib.suppress(TypeError):  # a class of another layout
         kind.__bases__ = (Twin, now)
+        kind.__name__, kind.__qualname__, kind.__module__ = now.__name__, now.__qualname__, now.__module__
         return True
     return False
 
