@@ -109,7 +109,7 @@ def test_blocks_of_a_sum_that_do_not_fit_are_known_to_run() -> None:
 
 
 def test_modules_take_even_shares_of_the_text_the_longest_first() -> None:
-    named = {f"kernel{i}": Function("x" * (1000 + 7919 * i % 90_000), {}) for i in range(40)}
+    named = {f"kernel{i}": Function("x" * (1000 + 7919 * i % 90_000), {}, {}) for i in range(40)}
     for threads in (1, 2, 8):
         groups = compiler.shared_out(named, threads)
         assert sorted(symbol for group in groups for symbol in group) == sorted(named)
@@ -118,5 +118,18 @@ def test_modules_take_even_shares_of_the_text_the_longest_first() -> None:
         most = max(longest, compiler.LEAST_TEXT, sum(sizes) / (threads * compiler.MODULES))
         assert max(sizes) <= most and len(groups) > threads
         assert len(next(iter(groups[0].values())).body) == longest
-    assert len(compiler.shared_out({"kernel0": Function("x", {}), "kernel1": Function("y", {})}, 2)) == 1
+    assert len(compiler.shared_out({"kernel0": Function("x", {}, {}), "kernel1": Function("y", {}, {})}, 2)) == 1
     assert compiler.shared_out({}, 2) == []
+
+
+def test_products_share_the_code_of_their_tiles() -> None:
+    """Another product whose tiles have the same shape calls the same functions, which stay as long as the code that calls them."""
+    weight = torch.randn(512, 256) / 23
+    functions = (lambda x, w: F.relu(x @ w), lambda x, w: torch.tanh(x @ w))
+    found = [thermit.jit(f).lower(torch.randn(rows, 512), weight).compilation for f, rows in zip(functions, (96, 120), strict=True)]
+    (first,), (second,) = ([code.module for code in one.codes.values()] for one in found)
+    assert first is not second and first.imports and first.imports == second.imports
+    assert all("declare void @tile" in made.text and "define internal" not in made.text for made in (first, second))
+    for f in functions:
+        x = torch.randn(120, 512)
+        torch.testing.assert_close(thermit.jit(f)(x, weight), f(x, weight))

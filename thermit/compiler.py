@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field, replace
 from typing import Any, TypeVar
 
-from thermit.codegen.emit import Function, function, module
+from thermit.codegen.emit import Function, function, module, shared_module
 from thermit.codegen.legalize import legalize
 from thermit.codegen.relay import in_legs
 from thermit.codegen.target import Target, host_target
@@ -103,6 +103,7 @@ class Compilation:
 
 _codes: OrderedDict[tuple[LoopProgram, Target], Code] = OrderedDict()
 _functions: OrderedDict[tuple[bytes, Target], tuple[MachineCode, str]] = OrderedDict()  # by the digest of the text
+_shared: OrderedDict[tuple[str, Target], MachineCode] = OrderedDict()  # functions that kernels call, by their names
 _lock = lock()
 
 
@@ -166,7 +167,7 @@ def generate_code(loops: dict[str, LoopProgram], stages: Stages, target: Target)
         made = stages.run("machine", compiled, texts, target)
         for key, launch, (machine, symbol) in zip(new, launches, made, strict=True):
             codes[key] = Code(machine, symbol, replace(launch, symbol=symbol))
-        modules = list(dict.fromkeys(machine for machine, _ in made))
+        modules = list(dict.fromkeys(m for machine, _ in made for m in (*machine.imports.values(), machine)))
         stages.show(5, "LLVM", lambda: "".join(m.text for m in modules))
         stages.show(6, "assembly", lambda: "".join(m.assembly() for m in modules))
         with _lock:
@@ -190,7 +191,9 @@ def compiled(functions: list[Function], target: Target) -> list[tuple[MachineCod
     new = {key: f for key, f in zip(keys, functions, strict=True) if key not in found}
     named = {f"kernel{i}": f for i, f in enumerate(new.values())}
     groups = shared_out(named, _threads())
-    modules = machine_code([module(group, target) for group in groups], target)
+    shared = shared_code(list(new.values()), target)
+    texts = [module(group, target, is_whole=False) for group in groups]
+    modules = machine_code(texts, target, [{name: shared[name] for f in group.values() for name in f.shared} for group in groups])
     where = {symbol: made for group, made in zip(groups, modules, strict=True) for symbol in group}
     for key, symbol in zip(new, named, strict=True):
         found[key] = where[symbol], symbol
@@ -198,6 +201,23 @@ def compiled(functions: list[Function], target: Target) -> list[tuple[MachineCod
         _functions.update((key, found[key]) for key in new)
         _trim(_functions)
     return [found[key] for key in keys]
+
+
+def shared_code(functions: list[Function], target: Target) -> dict[str, MachineCode]:
+    """The code of the functions that these call, by their names: each is compiled once."""
+    texts = {name: text for f in functions for name, text in f.shared.items()}
+    with _lock:
+        found = {name: _shared[name, target] for name in texts if (name, target) in _shared}
+        for name in found:
+            _shared.move_to_end((name, target))
+    new = [(name, text) for name, text in texts.items() if name not in found]
+    groups = [dict(new[k :: _threads()]) for k in range(min(_threads(), len(new)))]
+    for group, made in zip(groups, machine_code([shared_module(group, target) for group in groups], target, [{}] * len(groups)), strict=True):
+        found |= dict.fromkeys(group, made)
+    with _lock:
+        _shared.update(((name, target), found[name]) for name, _ in new)
+        _trim(_shared)
+    return found
 
 
 def shared_out(named: dict[str, Function], threads: int) -> list[dict[str, Function]]:
@@ -218,12 +238,16 @@ def _threads() -> int:
     return min(THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def machine_code(texts: list[str], target: Target) -> list[MachineCode]:
-    """One module a text; several at once where there are several (LLVM releases the GIL)."""
+def machine_code(texts: list[str], target: Target, imports: list[dict[str, MachineCode]]) -> list[MachineCode]:
+    """One module a text; several at once where there are several (LLVM releases the GIL).  `imports`: what each calls."""
+
+    def one(text: str, called: dict[str, MachineCode]) -> MachineCode:
+        return MachineCode(text, target, called)
+
     if len(texts) < 2 or _threads() < 2:
-        return [MachineCode(text, target) for text in texts]
+        return list(map(one, texts, imports))
     with ThreadPoolExecutor(max_workers=min(_threads(), len(texts))) as threads:
-        return list(threads.map(lambda text: MachineCode(text, target), texts))
+        return list(threads.map(one, texts, imports))
 
 
 def kernel_count(compilation: Compilation) -> tuple[int, int]:

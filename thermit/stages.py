@@ -88,7 +88,7 @@ _TEXTS: dict[str, Callable[[Compilation], str]] = {
 
 
 def _each_module(compilation: Compilation, what: str) -> list[str]:
-    modules = {id(code.module): code.module for code in compilation.codes.values()}.values()
+    modules = {id(m): m for code in compilation.codes.values() for m in (*code.module.imports.values(), code.module)}.values()
     found = [getattr(m, what) for m in modules]
     return [f() if callable(f) else f for f in found]
 

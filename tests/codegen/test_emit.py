@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from tests.codegen.native import map_program, run
 from tests.codegen.test_spelling import spelled
 from thermit.codegen.emit import emit
-from thermit.codegen.register_tile import is_multiple
+from thermit.codegen.register_tile import Shape
 from thermit.codegen.target import host_target, x86_target
+from thermit.codegen.tile_calls import is_multiple, name_of, text_of
 from thermit.ir import build as b
 from thermit.ir import prims as p
 from thermit.ir.node import Node
@@ -701,3 +703,15 @@ def test_an_even_extent_needs_no_single_step() -> None:
     rest = b.add(b.mul(task, -192), 1024)
     assert is_multiple(b.minimum(rest, 192), 2) and is_multiple(b.const(6, INT64), 2)
     assert not any(is_multiple(x, 2) for x in (b.minimum(rest, 191), b.minimum(task, 192), b.div(b.minimum(rest, 192), 3)))
+
+
+def test_tile_functions_of_different_shapes_have_different_names() -> None:
+    """Modules share them by their names."""
+    shape = Shape(FLOAT32, 3, 16, 1, 16, adds=True, is_even=True)
+    others = (
+        {"dtype": FLOAT64}, {"rows": 2}, {"width": 8}, {"left": 9}, {"right": 8}, {"adds": False}, {"is_even": False}, {"copies": True},
+        {"dots": True, "right": 1}, {"dots": True, "right": 1, "spread": 5}, {"copies": True, "mask": "i32"}, {"ahead": (1,)}, {"ahead": (1, 9)},
+        {"copies": True, "mask": "i32", "mask_step": 2},
+    )  # fmt: skip
+    shapes = [shape, *(replace(shape, **other) for other in others)]
+    assert len({name_of(s) for s in shapes}) == len(shapes) == len({text_of(s, x86_target("avx2")) for s in shapes})

@@ -22,8 +22,8 @@ from thermit.codegen.accumulate import Running, across, advanced, find_varying, 
 from thermit.codegen.expressions import MOST_APART, ExpressionWriter, divides, stored
 from thermit.codegen.lanes import Lanes
 from thermit.codegen.literals import memory_type, vector
-from thermit.codegen.register_tile import register_tile
 from thermit.codegen.target import Target
+from thermit.codegen.tile_calls import is_multiple, register_tile
 from thermit.codegen.writer import Value
 from thermit.errors import CompileError
 from thermit.ir import prims as p
@@ -38,24 +38,38 @@ STREAM = "!99 = !{i32 1}\n"  # of stores that go around the cache
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """LLVM IR of a function: what follows its name.  `helpers`, by their names: private functions and constants of the module, equal where
-    their names are."""
+    """LLVM IR of a function: what follows its name.  By their names, equal where these are: `helpers`, private functions and constants of the
+    module, and `shared`, functions that all modules share (what follows their names)."""
 
     body: str
     helpers: dict[str, str]
+    shared: dict[str, str]
 
 
 def function(program: LoopProgram, target: Target) -> Function:
     """LLVM IR of a program."""
     helpers: dict[str, str] = {}
-    return Function(Kernel(target, helpers, program).text(), helpers)
+    kernel = Kernel(target, helpers, program)
+    return Function(kernel.text(), helpers, kernel.shared)
 
 
-def module(functions: Mapping[str, Function], target: Target) -> str:
-    """LLVM IR of a module with these functions under these names."""
+def module(functions: Mapping[str, Function], target: Target, is_whole: bool = True) -> str:
+    """LLVM IR of a module with these functions under these names; if it is not whole, it calls the functions that modules share."""
     helpers = {name: text for f in functions.values() for name, text in f.helpers.items()}
+    shared = {name: text for f in functions.values() for name, text in f.shared.items()}
+    others = (f"define internal void @{name}{text}" if is_whole else f"declare void @{name}{_head(text)}" for name, text in shared.items())
     texts = (f"define i32 @{name}{f.body}" for name, f in functions.items())
-    return "\n".join((f'target triple = "{target.triple}"\n', access.ZEROS, *helpers.values(), *texts, STREAM))
+    return "\n".join((f'target triple = "{target.triple}"\n', access.ZEROS, *helpers.values(), *others, *texts, STREAM))
+
+
+def shared_module(functions: Mapping[str, str], target: Target) -> str:
+    """LLVM IR of a module of functions that others share."""
+    return "\n".join((f'target triple = "{target.triple}"\n', access.ZEROS, *(f"define void @{name}{text}" for name, text in functions.items())))
+
+
+def _head(text: str) -> str:
+    """The parameters."""
+    return text[: text.index(")") + 1]
 
 
 def emit(programs: Sequence[LoopProgram], target: Target) -> str:
@@ -340,15 +354,24 @@ class Kernel(ExpressionWriter):
             copies = max(1, min(copies, s.extent // s.width))
             bounds = self._aligned_range(s, s.extent, s.width * copies) or self._constant_range(s, s.extent, s.width * copies)
         else:
-            stop = self.value(s.extent).text
-            self.here()
-            rest = self.op(f"srem i64 {stop}, {s.width * copies}")
-            bounds = Range("0", self.op(f"sub i64 {stop}, {rest}"), stop, True, True, False)
+            bounds = self._known_range(s, s.extent, s.width * copies)
         running = [[neutral(a, s.width, s, copy * s.width) for copy in range(copies)] for a in s.accs]
         self._vector_range(s.index, s.width, copies, running, s.body, bounds, s.ahead)
         self.here()
         for acc, first, parts in zip(s.accs, init, running, strict=True):
             self._bind_result(acc, Value(across(self, acc, first, [finished(self, r, True) for r in parts], s.width), 0, 0))
+
+    def _known_range(self, s: For, extent: Node, stride: int) -> Range:
+        """The range of a loop whose extent is an expression."""
+        stop = self.value(extent).text
+        self.here()
+        if is_multiple(extent, stride):
+            return Range("0", stop, stop, True, False, False)
+        streams = any(access.may_stream(self.target, self.memories[name], s.width) for name in stored(s.body))
+        if self.steps.interval(extent)[0] >= stride and not streams and self._may_overlap(s.body, s.accs):
+            return Range("0", stop, stop, True, False, False, self.op(f"sub i64 {stop}, {stride}"))
+        rest = self.op(f"srem i64 {stop}, {stride}")
+        return Range("0", self.op(f"sub i64 {stop}, {rest}"), stop, True, True, False)
 
     def _constant_range(self, s: For, extent: int, stride: int) -> Range:
         whole = extent // stride * stride

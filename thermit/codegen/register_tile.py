@@ -1,6 +1,6 @@
 """Register tiles: the inner loop of matrix products.
 
-What comes in: a Tile of loops/nest.py.  What goes out: a loop of fused multiply-adds runs over the index,
+What comes in: the shape of a tile and where its operands are.  What goes out: a loop of fused multiply-adds runs over the index,
 its sums in registers, which are then added to what is in memory.
 
     loop:  r0, r1 = right[0:8], right[8:16]                       two vectors
@@ -13,128 +13,97 @@ no register holds an address of its own or an element longer than one row.  Inva
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from thermit.codegen import access
-from thermit.codegen.expressions import ExpressionWriter
-from thermit.codegen.literals import intrinsic, memory_type, scalar_type, type_suffix, vector
+from thermit.codegen.literals import intrinsic, scalar_type, type_suffix, vector
+from thermit.codegen.writer import FunctionWriter
 from thermit.errors import CompileError
-from thermit.ir import build
-from thermit.ir import prims as p
-from thermit.ir.node import Node
-from thermit.ir.types import INT64, DType
-from thermit.loops.nest import Tile
+from thermit.ir.types import DType
 from thermit.records import dataclass
 
 UNROLL = 2  # steps of an iteration (4: no faster, twice the code)
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """What the code of a tile depends on besides addresses and counts.
+
+    left, right   how far an operand is from one step of the loop to the next; `ahead`: what is fetched
+    adds          to what is in memory; else the sums replace it
+    is_even       the number of steps certainly is
+    dots          lanes are steps of the loop, and the sums of a row `spread` apart
+    copies        the right side is written first, under masks of this type where there is one, which are `mask_step` apart
+    """
+
+    dtype: DType
+    rows: int
+    width: int
+    left: int
+    right: int
+    adds: bool
+    is_even: bool
+    dots: bool = False
+    spread: int = 1
+    copies: bool = False
+    mask: str = ""
+    mask_step: int = 0
+    ahead: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operand is read: at the step k of the loop `base` + (k * `step` + `start`) elements of its memory."""
+    """Where an operand is: at the step k of the loop `base` + (k * `step` + `start`) elements of its memory."""
 
     base: str
     start: int
-    step: int
+    step: int | str
     kind: str
 
 
-def linear(node: Node) -> tuple[int, dict[Node, int]]:
-    """An offset as a constant and how often it holds each of its other parts."""
-    if node.prim is p.CONST:
-        return int(node.attrs.value), {}
-    if node.prim in (p.ADD, p.SUB):
-        (const, terms), (more, others) = linear(node.args[0]), linear(node.args[1])
-        sign = 1 if node.prim is p.ADD else -1
-        for atom, k in others.items():
-            terms[atom] = terms.get(atom, 0) + sign * k
-        return const + sign * more, {atom: k for atom, k in terms.items() if k}
-    if node.prim is p.MUL and node.args[1].prim is p.CONST:
-        by = int(node.args[1].attrs.value)
-        const, terms = linear(node.args[0])
-        return const * by, {atom: k * by for atom, k in terms.items() if by}
-    return 0, {node: 1}
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """`left` and `sums` for each row, `right` for each column or only the first; `stop`: the number of steps."""
+
+    left: Sequence[Place]
+    right: Sequence[Place]
+    sums: Sequence[Place]
+    stop: str
+    copied: Place | None = None
+    mask: Place | None = None
+    ahead: Sequence[Place] = ()
 
 
-def is_multiple(extent: Node, unit: int) -> bool:
-    """Whether an extent is certainly a multiple."""
-    if extent.prim is p.MIN:
-        return all(is_multiple(a, unit) for a in extent.args)
-    const, terms = linear(extent)
-    return const % unit == 0 and all(k % unit == 0 for k in terms.values())
-
-
-def summed(terms: dict[Node, int]) -> Node:
-    parts = [build.mul(atom, k) if k != 1 else atom for atom, k in terms.items()]
-    return functools.reduce(build.add, parts) if parts else build.const(0, INT64)
-
-
-class Writer:
+class TileWriter:
     """One tile while it is written."""
 
-    def __init__(self, w: ExpressionWriter, s: Tile) -> None:
-        self.w, self.s = w, s
-        self.dtype: DType = s.right.dtype
-        self.kind = scalar_type(self.dtype)
-        self.lanes = w.target.lanes(self.dtype.bits)
+    def __init__(self, w: FunctionWriter, s: Shape, o: Operands) -> None:
+        self.w, self.s, self.o = w, s, o
+        self.kind = scalar_type(s.dtype)
+        self.lanes = w.target.lanes(s.dtype.bits)
         while s.width % self.lanes:
             self.lanes //= 2
         self.vectors = s.width // self.lanes
         self.of = vector(self.kind, self.lanes)
-        self.bases: dict[tuple[str, Node], str] = {}
-        self.copied: Place | None = None
-        self.mask_of: Place | None = None  # of what is copied
-
-    def place(self, load: Node) -> Place:
-        if len(load.args) > 1 or load.dtype is not self.dtype:
-            raise CompileError("a tile reads loads without guards, of one type")
-        return self.place_of(load.attrs.name, load.args[0])
-
-    def place_of(self, name: str, at: Node) -> Place:
-        memory = self.w.memories[name]
-        const, terms = linear(at)
-        step = terms.pop(self.s.index, 0)
-        offset = summed(terms)
-        key = (memory.name, offset)
-        if key not in self.bases:
-            value = self.w.value(offset).text
-            self.w.here()
-            kind = memory_type(memory.dtype)  # of what is only fetched the address may lie outside of the memory
-            self.bases[key] = f"%m.{name}" if value == "0" else self.w.op(f"getelementptr {kind}, ptr %m.{name}, i64 {value}")
-        return Place(self.bases[key], const, step, memory_type(memory.dtype))
-
-    # ------------------------------------------------------------------ the sums in memory
-    def sums(self) -> Iterator[str]:
-        """The addresses of the vectors of sums, row by row."""
-        memory = self.w.memories[self.s.memory]
-        const, terms = linear(self.s.offset)
-        value = self.w.value(summed(terms)).text
-        self.w.here()
-        base = f"%m.{memory.name}" if value == "0" else access.address(self.w, memory, value)
-        for r in range(len(self.s.left)):
-            for c in range(self.vectors):
-                at = const + r * self.s.step + c * self.lanes
-                yield self.w.op(f"getelementptr inbounds {self.kind}, ptr {base}, i64 {at}") if at else base
 
     # ------------------------------------------------------------------ one step
     def address(self, place: Place, at: str, k: int, more: int = 0) -> str:
         """Of an operand `k` steps behind the step `at`."""
-        start = place.start + k * place.step + more
-        moved = place.base
+        moved, start = place.base, place.start + more
         if place.step and at != "0":
-            scaled = at if place.step == 1 else self.scaled(at, place.step)
+            scaled = at if place.step == 1 else self.w.op(f"mul nuw nsw i64 {at}, {place.step}")
             moved = self.w.op(f"getelementptr {place.kind}, ptr {place.base}, i64 {scaled}")
+        if isinstance(place.step, int):
+            start += k * place.step
+        elif k:
+            moved = self.w.op(f"getelementptr {place.kind}, ptr {moved}, i64 {self.w.op(f'mul nuw nsw i64 {place.step}, {k}')}")
         return self.w.op(f"getelementptr {place.kind}, ptr {moved}, i64 {start}") if start else moved
 
-    def scaled(self, at: str, step: int) -> str:
-        return self.w.op(f"mul nuw nsw i64 {at}, {step}")
-
-    def step(self, left: list[Place], right: Place, sums: list[str], at: str, k: int) -> list[str]:
-        w, align = self.w, self.dtype.itemsize
-        across = [self.across(self.address(right, at, k, c * self.lanes), at, k, c * self.lanes) for c in range(self.vectors)]
+    def step(self, sums: list[str], at: str, k: int) -> list[str]:
+        w, align = self.w, self.s.dtype.itemsize
+        across = [self.across(self.address(self.o.right[0], at, k, c * self.lanes), at, k, c * self.lanes) for c in range(self.vectors)]
         out = []
-        for r, place in enumerate(left):
+        for r, place in enumerate(self.o.left):
             one = w.op(f"load {self.kind}, ptr {self.address(place, at, k)}, align {align}")
             one = w.splat(one, self.kind, self.lanes)
             for c, x in enumerate(across):
@@ -143,85 +112,73 @@ class Writer:
 
     def across(self, where: str, at: str, k: int, more: int) -> str:
         """A vector of the right side, which is at `where`, or comes there now."""
-        w, align = self.w, self.dtype.itemsize
-        if self.copied is None:
+        w, align, mask = self.w, self.s.dtype.itemsize, self.o.mask
+        if self.o.copied is None:
             return w.op(f"load {self.of}, ptr {where}, align {align}")
-        source = self.address(self.copied, at, k, more)
-        if self.mask_of is None:
+        source = self.address(self.o.copied, at, k, more)
+        if mask is None:
             value = w.op(f"load {self.of}, ptr {source}, align {align}")
         else:
-            flags = vector(self.mask_of.kind, self.lanes)
-            read = w.op(f"load {flags}, ptr {self.address(self.mask_of, at, k, more)}, align {align}")
+            flags = vector(mask.kind, self.lanes)
+            read = w.op(f"load {flags}, ptr {self.address(mask, at, k, more)}, align {align}")
             value = access.masked_load(w, self.kind, self.lanes, align, source, w.op(f"icmp slt {flags} {read}, zeroinitializer"))
         w.line(f"  store {self.of} {value}, ptr {where}, align {align}")
         return value
 
-    def from_source(self, load: Node) -> None:
-        """What is copied: a load, and the mask that its guard asks."""
-        if len(load.args) > 1:
-            mask = load.args[1].args[0]
-            if load.args[1].prim is not p.LT or mask.prim is not p.LOAD or mask.dtype.bits != self.dtype.bits:
-                raise CompileError("a tile copies under masks as wide as what it copies")
-            self.mask_of = self.place_of(mask.attrs.name, mask.args[0])
-        self.copied = self.place_of(load.attrs.name, load.args[0])
-
     def multiply_add(self, x: str, y: str, total: str) -> str:
         w, of = self.w, self.of
         if w.target.has_fma:
-            return w.op(f"call {of} {intrinsic('llvm.fma', type_suffix(self.dtype), self.lanes)}({of} {x}, {of} {y}, {of} {total})")
+            return w.op(f"call {of} {intrinsic('llvm.fma', type_suffix(self.s.dtype), self.lanes)}({of} {x}, {of} {y}, {of} {total})")
         return w.op(f"fadd {of} {total}, {w.op(f'fmul {of} {x}, {y}')}")
 
     # ------------------------------------------------------------------ loops
     def write(self) -> None:
-        w, s = self.w, self.s
-        left, right = [self.place(x) for x in s.left], self.place(s.right)
-        if s.copied is not None:
-            self.from_source(s.copied)
-        self.ahead = [self.place_of(a.memory, a.offset) for a in s.ahead]
-        stop = str(s.extent) if isinstance(s.extent, int) else w.value(s.extent).text
-        addresses = list(self.sums())
-        align = self.dtype.itemsize
-        sums = ["zeroinitializer"] * len(addresses)
-        if isinstance(s.extent, int):
-            whole = str(s.extent // UNROLL * UNROLL)
-            if s.extent >= UNROLL:
-                sums = self.loop(left, right, sums, "0", whole, UNROLL, s.extent >= 2 * UNROLL)
-            for k in range(s.extent // UNROLL * UNROLL, s.extent):
-                sums = self.step(left, right, sums, "0", k)
+        w, stop = self.w, self.o.stop
+        sums = ["zeroinitializer"] * (self.s.rows * self.vectors)
+        if stop.isdigit():
+            steps, whole = int(stop), int(stop) // UNROLL * UNROLL
+            if whole:
+                sums = self.loop(sums, "0", str(whole), UNROLL, steps >= 2 * UNROLL)
+            for k in range(whole, steps):
+                sums = self.step(sums, "0", k)
         else:
-            whole = w.op(f"and i64 {stop}, {-UNROLL}")
-            sums = self.guarded(left, right, sums, "0", whole, UNROLL)
-            if not is_multiple(s.extent, UNROLL):
-                sums = self.guarded(left, right, sums, whole, stop, 1)
-        for a, x in zip(addresses, sums, strict=True):
-            if s.adds:
-                x = w.op(f"fadd {self.of} {w.op(f'load {self.of}, ptr {a}, align {align}')}, {x}")
-            w.line(f"  store {self.of} {x}, ptr {a}, align {align}")
+            unroll = 1 if self.s.copies else UNROLL  # of two steps that copy, sums leave the registers
+            end = stop if self.s.is_even or unroll == 1 else w.op(f"and i64 {stop}, {-UNROLL}")
+            sums = self.guarded(sums, "0", end, unroll)
+            if end != stop:
+                sums = self.guarded(sums, end, stop, 1)
+        for r, place in enumerate(self.o.sums):
+            for c in range(self.vectors):
+                self.put(self.address(place, "0", 0, c * self.lanes), sums[r * self.vectors + c], self.of)
 
-    def guarded(self, left: list[Place], right: Place, sums: list[str], start: str, stop: str, unroll: int) -> list[str]:
+    def put(self, where: str, value: str, of: str) -> None:
+        align = self.s.dtype.itemsize
+        if self.s.adds:
+            value = self.w.op(f"fadd {of} {self.w.op(f'load {of}, ptr {where}, align {align}')}, {value}")
+        self.w.line(f"  store {of} {value}, ptr {where}, align {align}")
+
+    def guarded(self, sums: list[str], start: str, stop: str, unroll: int) -> list[str]:
         """The loop, which may have no iteration."""
         w = self.w
         enter, after = w.label("some"), w.label("none")
         w.line(f"  br i1 {w.op(f'icmp slt i64 {start}, {stop}')}, label %{enter}, label %{after}")
         before = w.block_of(w.innermost)
         w.begin_block(enter)
-        made = self.loop(left, right, sums, start, stop, unroll, True)
+        made = self.loop(sums, start, stop, unroll, True)
         last = w.block_of(w.innermost)
         w.line(f"  br label %{after}")
         w.begin_block(after)
         return [w.op(f"phi {self.of} [ {old}, %{before} ], [ {new}, %{last} ]") for old, new in zip(sums, made, strict=True)]
 
-    def loop(self, left: list[Place], right: Place, sums: list[str], start: str, stop: str, unroll: int, again: bool) -> list[str]:
-        return self.repeated(left, right, sums, start, stop, range(unroll), unroll, again)
+    def loop(self, sums: list[str], start: str, stop: str, unroll: int, again: bool) -> list[str]:
+        return self.repeated(sums, start, stop, range(unroll), unroll, again)
 
-    def repeated(
-        self, left: list[Place], right: Place, sums: list[str], start: str, stop: str, steps: Sequence[int], by: int, again: bool
-    ) -> list[str]:
+    def repeated(self, sums: list[str], start: str, stop: str, steps: Sequence[int], by: int, again: bool) -> list[str]:
         """Steps from `start` below `stop`, `by` of them at a time, at least once; `again`: more than once."""
         w = self.w
         if not again:
             for k in steps:
-                sums = self.step(left, right, sums, start, k)
+                sums = self.step(sums, start, k)
             return sums
         head, after = w.label("loop"), w.label("done")
         entered, index = w.block_of(w.innermost), f"%i.{head}"
@@ -232,8 +189,8 @@ class Writer:
         place = len(w.at)
         made = names
         for k in steps:
-            made = self.step(left, right, made, index, k)
-        for a in self.ahead:
+            made = self.step(made, index, k)
+        for a in self.o.ahead:
             w.line(f"  call void @llvm.prefetch.p0(ptr {self.address(a, index, 0)}, i32 0, i32 3, i32 1)")
         w.at[place:place] = [f"  {n} = phi {self.of} [ {x}, %{entered} ], [ {y}, %{head} ]" for n, x, y in zip(names, sums, made, strict=True)]
         w.line(f"  {index}.next = add nuw nsw i64 {index}, {by}\n  {index}.more = icmp slt i64 {index}.next, {stop}")
@@ -242,54 +199,48 @@ class Writer:
         return made
 
 
-class DotWriter(Writer):
+class DotWriter(TileWriter):
     """One tile whose lanes are steps of the index."""
 
-    def __init__(self, w: ExpressionWriter, s: Tile) -> None:
-        super().__init__(w, s)
-        self.lanes = w.target.lanes(self.dtype.bits)
+    def __init__(self, w: FunctionWriter, s: Shape, o: Operands) -> None:
+        super().__init__(w, s, o)
+        self.lanes = w.target.lanes(s.dtype.bits)
         self.of = vector(self.kind, self.lanes)
         self.mask: str | None = None
 
-    def read(self, place: Place, at: str, k: int, more: int) -> str:
+    def read(self, place: Place, at: str, k: int) -> str:
         if place.step != 1:
             raise CompileError("a tile whose lanes are steps reads what grows with them")
-        where, align = self.address(place, at, k, more), self.dtype.itemsize
+        where, align = self.address(place, at, k), self.s.dtype.itemsize
         if self.mask is None:
             return self.w.op(f"load {self.of}, ptr {where}, align {align}")
         return access.masked_load(self.w, self.kind, self.lanes, align, where, self.mask)
 
-    def step(self, left: list[Place], right: Place, sums: list[str], at: str, k: int) -> list[str]:
-        rows, out = [self.read(place, at, k, 0) for place in left], list(sums)
-        for c in range(self.s.width):
-            column = self.read(right, at, k, c * self.s.apart)
+    def step(self, sums: list[str], at: str, k: int) -> list[str]:
+        rows, out = [self.read(place, at, k) for place in self.o.left], list(sums)
+        for c, place in enumerate(self.o.right):
+            column = self.read(place, at, k)
             for r, row in enumerate(rows):
                 j = r * self.s.width + c
                 out[j] = self.multiply_add(row, column, out[j])
         return out
 
     def write(self) -> None:
-        w, s, lanes = self.w, self.s, self.lanes
-        left, right = [self.place(x) for x in s.left], self.place(s.right)
-        self.ahead = [self.place_of(a.memory, a.offset) for a in s.ahead]
-        stop = str(s.extent) if isinstance(s.extent, int) else w.value(s.extent).text
-        memory, (const, terms) = w.memories[s.memory], linear(s.offset)
-        first = w.value(summed(terms)).text
-        w.here()
-        base = access.address(w, memory, first)
-        sums = ["zeroinitializer"] * (len(s.left) * s.width)
-        if isinstance(s.extent, int):
-            whole, rest = str(s.extent // lanes * lanes), bool(s.extent % lanes)
-            if s.extent >= lanes:
-                sums = self.loop(left, right, sums, "0", whole, lanes, s.extent >= 2 * lanes)
+        w, stop, lanes = self.w, self.o.stop, self.lanes
+        sums = ["zeroinitializer"] * (self.s.rows * self.s.width)
+        if stop.isdigit():
+            steps = int(stop)
+            whole, rest = str(steps // lanes * lanes), bool(steps % lanes)
+            if steps >= lanes:
+                sums = self.loop(sums, "0", whole, lanes, steps >= 2 * lanes)
         else:
             whole, rest = w.op(f"and i64 {stop}, {-lanes}"), True
-            sums = self.guarded(left, right, sums, "0", whole, lanes)
+            sums = self.guarded(sums, "0", whole, lanes)
         if rest:
             self.mask = self.first_lanes(whole, stop)
-            sums = self.step(left, right, sums, whole, 0)
-        for r in range(len(s.left)):
-            self.store(base, const + r * s.step, sums[r * s.width : (r + 1) * s.width])
+            sums = self.step(sums, whole, 0)
+        for r, place in enumerate(self.o.sums):
+            self.store(place, sums[r * self.s.width : (r + 1) * self.s.width])
 
     def first_lanes(self, at: str, stop: str) -> str:
         """The lanes below stop - at."""
@@ -297,28 +248,22 @@ class DotWriter(Writer):
         ramp = ", ".join(f"i32 {k}" for k in range(self.lanes))
         return self.w.op(f"icmp sgt {vector('i32', self.lanes)} {self.w.splat(left, 'i32', self.lanes)}, <{ramp}>")
 
-    def loop(self, left: list[Place], right: Place, sums: list[str], start: str, stop: str, unroll: int, again: bool) -> list[str]:
-        return self.repeated(left, right, sums, start, stop, (0,), unroll, again)
+    def loop(self, sums: list[str], start: str, stop: str, unroll: int, again: bool) -> list[str]:
+        return self.repeated(sums, start, stop, (0,), unroll, again)
 
     # ------------------------------------------------------------------ lanes to sums
-    def store(self, base: str, at: int, sums: list[str]) -> None:
+    def store(self, place: Place, sums: list[str]) -> None:
         """The sums of a row: as many as 128 bits hold at once."""
-        w, several = self.w, 128 // self.dtype.bits
+        w, several, bits = self.w, 128 // self.s.dtype.bits, vector(self.kind, 128 // self.s.dtype.bits)
         for c in range(0, len(sums), several):
             group = sums[c : c + several]
             total = self.added(group + ["zeroinitializer"] * (several - len(group)))
-            where = w.op(f"getelementptr inbounds {self.kind}, ptr {base}, i64 {at + c * self.s.spread}")
             if len(group) == several and self.s.spread == 1:
-                self.put(where, total, vector(self.kind, several))
+                self.put(self.address(place, "0", 0, c), total, bits)
                 continue
             for k in range(len(group)):
-                one = w.op(f"extractelement {vector(self.kind, several)} {total}, i32 {k}")
-                self.put(w.op(f"getelementptr inbounds {self.kind}, ptr {where}, i64 {k * self.s.spread}"), one, self.kind)
-
-    def put(self, where: str, value: str, of: str) -> None:
-        if self.s.adds:
-            value = self.w.op(f"fadd {of} {self.w.op(f'load {of}, ptr {where}, align {self.dtype.itemsize}')}, {value}")
-        self.w.line(f"  store {of} {value}, ptr {where}, align {self.dtype.itemsize}")
+                one = w.op(f"extractelement {bits} {total}, i32 {k}")
+                self.put(self.address(place, "0", 0, (c + k) * self.s.spread), one, self.kind)
 
     def added(self, sums: list[str]) -> str:
         """The sum of the lanes of each of the vectors, side by side: halves of pairs inside of each 128 bits, then the halves of what is left."""
@@ -339,8 +284,6 @@ class DotWriter(Writer):
         return self.w.op(f"fadd {self.of} {parts[0]}, {parts[1]}")
 
 
-def register_tile(w: ExpressionWriter, s: Tile) -> None:
+def write_tile(w: FunctionWriter, s: Shape, o: Operands) -> None:
     """Writes the tile where the innermost scope ends."""
-    if w.lanes is not None:
-        raise CompileError("a tile inside a vector loop")
-    (Writer(w, s) if s.apart == 1 else DotWriter(w, s)).write()
+    (DotWriter if s.dots else TileWriter)(w, s, o).write()

@@ -47,6 +47,7 @@ class FunctionWriter:
     def __init__(self, target: Target, helpers: dict[str, str]) -> None:
         self.target = target
         self.helpers = helpers
+        self.shared: dict[str, str] = {}  # functions that are called, each compiled once a process, by their names
         self.scopes: list[Scope] = [Scope(block="entry")]
         self.at = self.scopes[0].lines
         self.depth = 0
@@ -100,6 +101,12 @@ class FunctionWriter:
         """`@name`, a private function of the module, whose text is made once."""
         if name not in self.helpers:
             self.helpers[name] = make()
+        return f"@{name}"
+
+    def shared_function(self, name: str, make: Callable[[], str]) -> str:
+        """`@name`, a function that modules share: its text, from its parameters on, follows from its name."""
+        if name not in self.shared:
+            self.shared[name] = make()
         return f"@{name}"
 
     def bind(self, key: object, value: Value) -> Value:

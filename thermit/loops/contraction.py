@@ -264,7 +264,8 @@ class Packing:
         k, c = build.index("rk"), build.index("rc")
         if self.is_edge:
             at = self.indices.linear([(self.blocks.tile_columns, panel), (1, c)])
-            return (For(k, self.size, (For(c, self.rest_columns, (Store("panel", self._line_of_edge(k, c), self._right(k, at)),)),)),)
+            one = Store("panel", self._line_of_edge(k, c), self._right(k, at))
+            return (For(c, self.rest_columns, (For(k, self.size, (one,), "vector", self.lanes),)),)
         width = -(-self.rest_columns // self.lanes) * self.lanes
         column = self.indices.linear([(self.blocks.tile_columns, panel), (1, c)])
         body: list[Stmt] = [For(c, self.rest_columns, (Store("panel", self._panel(panel, k, c), self._right(k, column)),))]

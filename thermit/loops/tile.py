@@ -324,6 +324,10 @@ def _has_tile(work: Work) -> bool:
     return bool(work.tiles) or any(_has_tile(c) for c in work.children)
 
 
+def _has_vector(loop: For) -> bool:
+    return loop.mode == "vector" or any(isinstance(s, For) and _has_vector(s) for s in loop.body)
+
+
 def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices) -> For:
     inner = in_vector or work.vector
     children = iter(work.children)
@@ -340,7 +344,7 @@ def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices
         return replace(loop, mode="vector", width=work.width, accs=accs)
     size = _node_count(work) * _copies(loop.body)
     small = isinstance(loop.extent, int) and loop.extent <= UNROLL_EXTENT and loop.extent * size <= UNROLL_NODES
-    vector_below = any(isinstance(s, For) and s.mode == "vector" for s in loop.body)
+    vector_below = any(isinstance(s, For) and _has_vector(s) for s in loop.body)
     return replace(loop, mode="unroll") if small and not vector_below and not _has_tile(work) and loop.extent != 1 else loop
 
 

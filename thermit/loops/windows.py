@@ -216,7 +216,8 @@ class Windows(Packing):
             is_few = isinstance(self.panels, int) and self.panels <= MOST_UNROLLED
             made += self._over_channels((For(panel, self.panels, self._copies(panel, self.blocks.tile_columns), "unroll" if is_few else "serial"),))
         if self.rest_columns:
-            rest = self._over_channels(self._copies(self._whole(self.panels, 1), self.rest_columns))
+            panel = self._whole(self.panels, 1)
+            rest = self._over_taps(self._edge_copies(panel)) if self.is_edge else self._over_channels(self._copies(panel, self.rest_columns))
             made += self._if_last(rest, self.column, self.column_blocks, "rp")
         return tuple(made)
 
@@ -229,9 +230,6 @@ class Windows(Packing):
         lane = build.index("pc")
         depth = self._depth()
         made: list[Stmt] = []
-        if self.is_edge and columns == self.rest_columns:
-            value = self._seen(self.indices.linear([(self.blocks.tile_columns, panel), (1, lane)]))
-            return (For(lane, columns, (Store("panel", self._line_of_edge(depth, lane), value),)),)
         for v in range(0, columns, self.lanes):
             at = self._panel(panel, depth, self._plus(lane, v))
             if columns - v < self.lanes:
@@ -239,6 +237,13 @@ class Windows(Packing):
             value = self._seen(self.indices.linear([(self.blocks.tile_columns, panel), (1, lane)], v))
             made.append(For(lane, min(self.lanes, columns - v), (Store("panel", at, value),), "vector", self.lanes))
         return tuple(made)
+
+    def _edge_copies(self, panel: Node) -> tuple[Stmt, ...]:
+        """Columns that fill no register, at one tap: each along the channels of the block."""
+        lane = build.index("pc")
+        value = self._seen(self.indices.linear([(self.blocks.tile_columns, panel), (1, lane)]))
+        one = Store("panel", self._line_of_edge(self._depth(), lane), value)
+        return (For(lane, self.rest_columns, (For(self.channel, self._channels(), (one,), "vector", self.lanes),)),)
 
     def _depth(self) -> Node:
         """Channel and taps as a step of the depth."""

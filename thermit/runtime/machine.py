@@ -17,7 +17,7 @@ import ctypes
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import llvmlite.binding as llvm
@@ -53,9 +53,11 @@ class _Linker:
                 llvm.initialize_native_asmprinter()
                 self.jit = llvm.create_lljit_compiler(use_jit_link=True)
 
-    def link(self, data: bytes, symbols: Sequence[str]) -> llvm.ResourceTracker:
+    def link(self, data: bytes, symbols: Sequence[str], imports: Mapping[str, int]) -> llvm.ResourceTracker:
         self.prepare()
         builder = llvm.JITLibraryBuilder().add_object_img(data).add_current_process()
+        for name, address in imports.items():
+            builder = builder.import_symbol(name, address)
         for symbol in symbols:
             builder = builder.export_symbol(symbol)
         with self._lock:
@@ -133,7 +135,7 @@ def _emitted(generator: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
 
 def link_forever(data: bytes, symbols: Sequence[str]) -> dict[str, int]:
     """The addresses of an object's symbols.  It stays until the process ends, also while the interpreter shuts down."""
-    linked = _linker.link(data, symbols)
+    linked = _linker.link(data, symbols, {})
     for part in (linked, _linker.jit):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
     return {symbol: int(linked[symbol]) for symbol in symbols}
@@ -179,7 +181,7 @@ def warm_up(target: Target) -> None:
 
 
 class MachineCode:
-    """The machine code of one module.
+    """The machine code of one module, which may call functions of others (`imports`, by their names; they stay as long as this does).
 
     >>> from thermit.codegen.target import host_target
     >>> code = MachineCode("define i32 @f() {\\n  ret i32 7\\n}\\n", host_target())
@@ -187,12 +189,13 @@ class MachineCode:
     True
     """
 
-    def __init__(self, text: str, target: Target) -> None:
+    def __init__(self, text: str, target: Target, imports: Mapping[str, MachineCode] | None = None) -> None:
         _linker.prepare()
-        self.text, self.target = text, target
+        self.text, self.target, self.imports = text, target, dict(imports or {})
         with _parsed(text) as module:
             self.symbols = tuple(f.name for f in module.functions if not f.is_declaration and f.linkage == llvm.Linkage.external)
-            missing = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.") and not llvm.address_of_symbol(f.name)]
+            called = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.") and f.name not in self.imports]
+            missing = [name for name in called if not llvm.address_of_symbol(name)]
             if missing:
                 raise CompileError(f"the module calls {', '.join(missing)}, which this process does not have", advice=_ADVICE)
             with _generators.one(target) as generator:
@@ -203,13 +206,14 @@ class MachineCode:
     def from_object(cls, data: bytes, symbols: Sequence[str], text: str, target: Target) -> MachineCode:
         """Code that was compiled earlier, for the same target."""
         code = cls.__new__(cls)
-        code.text, code.target, code.symbols, code.object = text, target, tuple(symbols), data
+        code.text, code.target, code.symbols, code.object, code.imports = text, target, tuple(symbols), data, {}
         code._link()
         return code
 
     def _link(self) -> None:
         try:
-            self._library = _linker.link(self.object, self.symbols)
+            addresses = {name: code.address(name) for name, code in self.imports.items()}
+            self._library = _linker.link(self.object, self.symbols, addresses)
         except RuntimeError as error:
             raise CompileError(f"the machine code does not link: {error}", advice=_ADVICE) from None
 
