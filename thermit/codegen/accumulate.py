@@ -4,12 +4,16 @@ What comes in: an Acc of loops/nest.py.  A `Running` holds the names of its stat
 for argmax and argmin (the best value and where it stood).  Where the position is the loop's own index, which only grows, it is
 kept in 32 bits, lane 0's for all lanes, and an equal value never replaces the one before: a third of the work.  The extreme of floats
 in a vector loop passes over nan, which flags beside it remember: half of the work of asking in each step whether the state is one.
+Long sums of floats are cascades: BLOCK_TERMS terms in a register, then the registers of blocks in a `Total`, which errs by nothing that
+counts: float32 in float64, float64 in two numbers.  Equal terms are all rounded in one direction, so a sum errs by as many units as it has terms.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import field
 
 from thermit.codegen.expressions import ExpressionWriter
 from thermit.codegen.literals import constant, register_type, scalar_type, type_suffix, vector
@@ -22,6 +26,7 @@ from thermit.ir.types import BOOL, FLOAT32, FLOAT64, INT32, INT64, DType
 from thermit.loops.nest import Acc, For, exprs_of
 from thermit.records import dataclass
 
+BLOCK_TERMS = 16  # that a register adds up one after the other: as eager's cascade does
 LEAST_FLAGS = 4  # lanes of nan flags in a register of their own
 _ADDERS = (p.ADD, p.SUB, p.CAST, p.FLOOR, p.CEIL, p.TRUNC, p.ROUND)  # what is not done where products are, on processors that add elsewhere
 
@@ -30,7 +35,8 @@ _ADDERS = (p.ADD, p.SUB, p.CAST, p.FLOOR, p.CEIL, p.TRUNC, p.ROUND)  # what is n
 class Running:
     """An accumulator inside its loop: the registers of its state, their types.  `counts`: its position is the loop's index.
     `flags`: the lanes of the second register, which are not zero where a nan was; 0: there is none.  `by_fma`: it adds by
-    multiply-add, where the processor adds and multiplies in different places and additions are what it waits for."""
+    multiply-add, where the processor adds and multiplies in different places and additions are what it waits for.
+    `total`: where the sum of earlier blocks is kept, if it is a cascade."""
 
     acc: Acc
     lanes: int
@@ -39,6 +45,7 @@ class Running:
     counts: bool = False
     flags: int = 0
     by_fma: bool = False
+    total: list[str] = field(default_factory=list)
 
 
 def is_argument(acc: Acc) -> bool:
@@ -85,12 +92,116 @@ def initial(w: ExpressionWriter, acc: Acc, lanes: int, loop: For) -> Running:
     start = (w.spread(acc.init) if lanes else w.value(acc.init)).text
     if acc.wide:
         w.here()
-        return Running(acc, lanes, [_widened(w, start, lanes)], [register_type(FLOAT64, lanes)])
+        return _total_from(w, acc, start, lanes)
     return Running(acc, lanes, [start], [register_type(acc.local.dtype, lanes)])
+
+
+# ---------------------------------------------------------------------------------------------- long sums
+def is_sum(acc: Acc) -> bool:
+    """Whether it adds up floats."""
+    return acc.combine is p.ADD and acc.local.dtype in (FLOAT32, FLOAT64)
+
+
+def _total_from(w: ExpressionWriter, acc: Acc, start: str, lanes: int) -> Running:
+    """A total that is what a register holds: the sum in float64, and beside a float64 sum what its additions have lost."""
+    of = register_type(FLOAT64, lanes)
+    if acc.local.dtype is FLOAT32:
+        return Running(acc, lanes, [_widened(w, start, lanes)], [of])
+    return Running(acc, lanes, [start, constant(0.0, FLOAT64, lanes)], [of, of])
 
 
 def _widened(w: ExpressionWriter, value: str, lanes: int) -> str:
     return w.op(f"fpext {register_type(FLOAT32, lanes)} {value} to {register_type(FLOAT64, lanes)}")
+
+
+def _added_to_total(w: ExpressionWriter, total: Sequence[str], new: str, acc: Acc, lanes: int) -> list[str]:
+    """The total with a register more."""
+    if acc.local.dtype is FLOAT32:
+        return [apply(w, p.ADD, FLOAT64, [total[0], _widened(w, new, lanes)], lanes)]
+
+    def op(name: str, x: str, y: str) -> str:
+        return w.op(f"{name} {register_type(FLOAT64, lanes)} {x}, {y}")
+
+    old, lost = total
+    result = op("fadd", old, new)
+    part = op("fsub", result, old)
+    rest = op("fadd", op("fsub", old, op("fsub", result, part)), op("fsub", new, part))
+    return [result, op("fadd", lost, rest)]
+
+
+def _total_of(w: ExpressionWriter, total: Sequence[str], lanes: int) -> str:
+    """The sum in float64.  Where it is not finite, what was lost is nan."""
+    if len(total) == 1:
+        return total[0]
+    of, (result, lost) = register_type(FLOAT64, lanes), total
+    whole = w.op(f"fadd {of} {result}, {lost}")
+    is_nan = w.op(f"fcmp uno {of} {lost}, {lost}")
+    flags = vector("i1", lanes) if lanes else "i1"
+    return w.op(f"select {flags} {is_nan}, {of} {result}, {of} {whole}")
+
+
+def begin_total(w: ExpressionWriter, copies: Sequence[Running]) -> None:
+    """The copies of a sum become a cascade: what they hold is its total, on the stack: registers are for what the loop does in each step."""
+    first = copies[0]
+    start = _total_from(w, first.acc, first.values[0], first.lanes)
+    first.total = [w.slot(t) for t in start.types]
+    _store_total(w, first, start.values)
+    begin_block(copies)
+
+
+def begin_block(copies: Sequence[Running]) -> None:
+    for r in copies:
+        r.values = [constant(identity(p.ADD, r.acc.local.dtype), r.acc.local.dtype, r.lanes)]
+
+
+def end_block(w: ExpressionWriter, copies: Sequence[Running]) -> None:
+    """The total takes in what the copies have added up."""
+    first = copies[0]
+    (block,) = _joined([r.values for r in copies], lambda x, y: combined(w, first.acc, x, y, first.lanes))
+    _store_total(w, first, _added_to_total(w, _load_total(w, first), block, first.acc, first.lanes))
+    begin_block(copies)
+
+
+def _load_total(w: ExpressionWriter, r: Running) -> list[str]:
+    return [w.op(f"load {register_type(FLOAT64, r.lanes)}, ptr {slot}, align 8") for slot in r.total]
+
+
+def _store_total(w: ExpressionWriter, r: Running, values: Sequence[str]) -> None:
+    for value, slot in zip(values, r.total, strict=True):
+        w.append(f"  store {register_type(FLOAT64, r.lanes)} {value}, ptr {slot}, align 8")
+
+
+def _joined(states: Sequence[list[str]], merged: Callable[[list[str], list[str]], list[str]]) -> list[str]:
+    """Pairs, pairs of pairs, ... down to one."""
+    while len(states) > 1:
+        pairs = [states[k : k + 2] for k in range(0, len(states), 2)]
+        states = [merged(pair[0], pair[1]) if len(pair) == 2 else pair[0] for pair in pairs]
+    return states[0]
+
+
+def _sum_across(w: ExpressionWriter, init: str, parts: Sequence[Running], width: int) -> str:
+    """A sum over lanes, of a total in float64.  Neighbours first, at last: what stands side by side in memory often has different signs,
+    and no sum on the way is larger than it must be."""
+    acc, dtype = parts[0].acc, parts[0].acc.local.dtype
+    (value,) = _joined([r.values for r in parts], lambda x, y: combined(w, acc, x, y, width))
+    if parts[0].total:
+        value, dtype = _total_of(w, _added_to_total(w, _load_total(w, parts[0]), value, acc, width), width), FLOAT64
+    while width > 1 and width * dtype.bits > w.target.vector_bits:
+        width //= 2
+        value = apply(w, p.ADD, dtype, [_part(w, value, scalar_type(dtype), width, first) for first in (0, width)], width)
+    apart, of = 1, vector(scalar_type(dtype), width)
+    while apart < width:
+        order = ", ".join(f"i32 {k ^ apart}" for k in range(width))
+        other = w.op(f"shufflevector {of} {value}, {of} poison, <{width} x i32> <{order}>")
+        value = apply(w, p.ADD, dtype, [value, other], width)
+        apart *= 2
+    value = w.op(f"extractelement {of} {value}, i32 0")
+    if dtype is acc.local.dtype:
+        return apply(w, p.ADD, dtype, [init, value], 0)
+    return w.op(f"fptrunc double {apply(w, p.ADD, dtype, [_widened(w, init, 0), value], 0)} to float")
+
+
+# ---------------------------------------------------------------------------------------------- one iteration
 
 
 def advanced(w: ExpressionWriter, r: Running, at: str, mask: str | None = None) -> list[str]:
@@ -106,7 +217,7 @@ def advanced(w: ExpressionWriter, r: Running, at: str, mask: str | None = None) 
     new = [(w.spread(n) if r.lanes else w.value(n)).text for n in roots]
     w.here()
     if r.acc.wide:
-        state = [apply(w, p.ADD, FLOAT64, [r.values[0], _widened(w, new[0], r.lanes)], r.lanes)]
+        state = _added_to_total(w, r.values, new[0], r.acc, r.lanes)
     elif root is not None:
         if flag is not None:
             new[0] = w.op(f"select {vector('i1', r.lanes)} {flag}, {r.types[0]} {new[0]}, {r.types[0]} {constant(0, root.dtype, r.lanes)}")
@@ -217,7 +328,8 @@ def _one(w: ExpressionWriter, dtype: DType, lanes: int) -> str:
 def finished(w: ExpressionWriter, r: Running, in_lanes: bool) -> list[str]:
     """The state with positions in 64 bits, for each lane its own if the loop was a vector loop.  Written where `at` points."""
     if r.acc.wide:
-        return [w.op(f"fptrunc {r.types[0]} {r.values[0]} to {register_type(FLOAT32, r.lanes)}")]
+        total = _total_of(w, r.values, r.lanes)
+        return [w.op(f"fptrunc {r.types[0]} {total} to {register_type(FLOAT32, r.lanes)}") if r.acc.local.dtype is FLOAT32 else total]
     if not r.counts:
         return r.values
     place = r.values[1]
@@ -266,8 +378,12 @@ def _better_later(w: ExpressionWriter, acc: Acc, old: list[str], new: list[str],
     return [best, w.op(f"select {flags} {better}, {place} {new[1]}, {place} {old[1]}")]
 
 
-def across(w: ExpressionWriter, acc: Acc, init: str | None, states: list[list[str]], width: int) -> str:
-    """The lanes of all states combined to one scalar, in halves, then with the initial value.  Written where `at` points."""
+def across(w: ExpressionWriter, parts: Sequence[Running], init: str | None, width: int) -> str:
+    """The lanes of all copies combined to one scalar, in halves, then with the initial value.  Written where `at` points."""
+    acc = parts[0].acc
+    if is_sum(acc) and init is not None:
+        return _sum_across(w, init, parts, width)
+    states = [finished(w, r, True) for r in parts]
     has_flags = len(states[0]) > len(kinds(acc))
     found_nan = _found_nan(w, acc, states, width) if has_flags else None
     states = [state[:1] for state in states] if has_flags else states
@@ -275,10 +391,7 @@ def across(w: ExpressionWriter, acc: Acc, init: str | None, states: list[list[st
     def merged(x: list[str], y: list[str], lanes: int) -> list[str]:
         return [_extreme(w, acc, y[0], x[0], lanes)] if has_flags else combined(w, acc, x, y, lanes)
 
-    while len(states) > 1:
-        pairs = [states[k : k + 2] for k in range(0, len(states), 2)]
-        states = [merged(pair[0], pair[1], width) if len(pair) == 2 else pair[0] for pair in pairs]
-    state, types = states[0], [scalar_type(k) for k in kinds(acc)]
+    state, types = _joined(states, lambda x, y: merged(x, y, width)), [scalar_type(k) for k in kinds(acc)]
     while width > 1:
         width //= 2
         if width == 1:

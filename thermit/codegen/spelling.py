@@ -26,6 +26,8 @@ from thermit.ir.node import Node, toposort
 from thermit.ir.prims import Prim
 from thermit.ir.types import BOOL, FLOAT32, FLOAT64, DType
 
+WEIGHTS = '!0 = !{!"branch_weights", i32 1, i32 1000000}\n'  # of a branch that is hardly ever taken: metadata of the module
+
 
 # ---------------------------------------------------------------------------------------------- the entry
 def spell(w: Writer, node: Node, args: list[str], lanes: int) -> str:
@@ -60,11 +62,11 @@ def apply(w: Writer, prim: Prim, dtype: DType, args: list[str], lanes: int, know
 def _seldom(w: Writer, function: str, dtype: DType, args: list[str], lanes: int) -> str:
     """args[2], but the function of args[1] (that of codegen/rare.py or of the C library) where args[0] holds: a branch that is hardly ever taken.
 
-    The weights keep the block and what it spills out of the way.  They are metadata, which LLVM wants at the level of the module.
+    The weights keep the block and what it spills out of the way.
     """
     condition, x, usual = args
     of, flag = register_type(dtype, lanes), vector("i1", lanes)
-    w.helper("weights", lambda: '!0 = !{!"branch_weights", i32 1, i32 1000000}\n')
+    w.helper("weights", lambda: WEIGHTS)
     name = f"{function}.{type_suffix(dtype)}.{lanes}"
     own = RARE.get((function, dtype))
     helper = w.helper(name, lambda: _own_text(w.target, name, own, dtype, lanes) if own else _library_text(name, function, dtype, lanes))

@@ -53,6 +53,7 @@ class FunctionWriter:
         self.depth = 0
         self.values: dict[object, Value] = {}
         self.uses_sink = False
+        self.slots: list[str] = []  # lines of the entry: memory on the stack
         self.streams = False  # some stores go around the cache
         self._count = 0
 
@@ -65,6 +66,12 @@ class FunctionWriter:
     def line(self, text: str) -> None:
         """A line without result, in the innermost scope."""
         self.scopes[-1].lines.append(text)
+
+    def slot(self, type_text: str) -> str:
+        """A place on the stack for what would crowd the registers."""
+        name = f"%slot{len(self.slots)}"
+        self.slots.append(f"  {name} = alloca {type_text}, align 8")
+        return name
 
     def label(self, stem: str) -> str:
         """A new label."""

@@ -28,7 +28,8 @@ and, or (map primitives), or argmax / argmin (reduce primitives: `value` is comp
 For argmax and argmin `init` is the worst value of the type of `value`, the position starts at 0, and `local` is the position (int64).
 `combine` None: local becomes `value` in each iteration (a scan: value reads local).
 `ahead` of a vector loop: places that are brought into the cache while it runs, for later loops; nothing is read from there.
-`wide`: a float32 sum that a serial loop keeps in float64 and rounds once, behind the loop; nothing inside reads it.
+`wide`: a float32 sum that a serial loop keeps in float64, a float64 sum that it keeps in two numbers, and rounds once, behind the loop;
+nothing inside reads it.
 `lanes` > 1 asks a vector loop for that many independent accumulators, to hide latency.
 
 Consecutive Stores of one body act at once: their offsets, values and guards are all evaluated (and loads done) before the first

@@ -5,7 +5,8 @@
                                      out[k] = acc[kk], for all kk
 
 The strip variable is the innermost loop of every nest, so memory is read in rows of whole cache lines, and what is reduced waits
-in a small row memory.  The sums of 8 rows are taken in registers; long float32 sums collect them in float64.  Where a strip is the whole axis,
+in a small row memory.  The sums of 8 rows are taken in registers; long float32 sums collect them in float64, long float64 sums that somebody
+sees in two numbers, the second one what additions lost.  Where a strip is the whole axis,
 a row begins where the one before it ends: these rows are taken far from each other, each a stream without end (Zen 3, one core, from memory:
 19 -> 24 GB/s).
 What depends on the column only (a mean, a standard deviation) is computed once a column and kept the same way.
@@ -26,7 +27,7 @@ from thermit.schedule.kernel import Kernel
 STRIP = 1 << 20  # the depth of the strip variable: inside of every loop over rows
 BLOCK = 8  # rows summed in registers: so many streams the hardware follows at once
 FAR = (6, 8, 7, 5, 4)  # rows summed in registers where they are far from each other: eight crowd one set of L1
-WIDE_ELEMS = 64  # longer float32 sums are collected in float64
+WIDE_ELEMS = 64  # longer float sums are collected in a wider type
 KEEP = frozenset((p.DIV, p.SQRT, p.REM))
 
 
@@ -45,6 +46,8 @@ class StripPull(Pull):
         self.columns: int | Node = self.width
         self.is_whole = False  # one strip is the whole axis
         self.sums: dict[tuple[Node, Index], tuple[str, int, DType]] = {}
+        self.lost: dict[str, str] = {}  # what the additions to a memory lost
+        self.shows_float64 = any(s.node.dtype is FLOAT64 for s in kernel.stores)  # else float64 is wide enough for what is rounded later
 
     def cut(self, size: int, scope: Scope) -> Node:
         """Makes `scope` the loop over strips of an axis; gives the index along the axis."""
@@ -93,7 +96,11 @@ class StripPull(Pull):
         return self.active[self.outer - 1]
 
     def waiting(self, name: str, kept: DType, wanted: DType) -> Node:
-        return build.cast(build.load(name, kept, self.column), wanted)
+        total = build.load(name, kept, self.column)
+        if name in self.lost:  # nan where the total is not finite
+            lost = build.load(self.lost[name], kept, self.column)
+            total = build.where(build.eq(lost, lost), build.add(total, lost), total)
+        return build.cast(total, wanted)
 
     def keep(self, node: Node, index: Index, parent: Scope, rank: int) -> Node:
         """A value of each column, computed in a loop of its own over the columns."""
@@ -119,11 +126,14 @@ class StripPull(Pull):
         far = next((k for k in FAR if sizes[-1] % k == 0), None) if self.is_whole else None
         block = far or block_of(sizes[-1])
         blocks = -(-sizes[-1] // block)
-        wide = node.prim is p.SUM and node.dtype is FLOAT32 and product(sizes) > WIDE_ELEMS
-        total = FLOAT64 if wide else node.dtype
+        is_long = node.prim is p.SUM and product(sizes) > WIDE_ELEMS
+        total = FLOAT64 if is_long and node.dtype is FLOAT32 else node.dtype
         name = self.memory(total)
         start = self.strip(parent, rank, 2 * rank - 1)
         start.items.append((0, Store(name, self.column, worst(node.prim, total))))
+        if is_long and node.dtype is FLOAT64 and self.shows_float64:
+            self.lost[name] = self.memory(total)
+            start.items.append((0, Store(self.lost[name], self.column, build.const(0.0, total))))
         *outer, columns = self.loops_to_columns(parent, (*sizes[:-1], blocks), rank)
         (inside,) = self.loops(columns, (block,), rank)
         if blocks * block != sizes[-1]:
@@ -147,6 +157,10 @@ class StripPull(Pull):
         so_far = build.load(name, total, self.column)
         added = Node(combine, (so_far, build.cast(part, total)), None, TensorType((), total))
         columns.items.append((1 << 29, Store(name, self.column, added)))
+        if name in self.lost:
+            behind = build.sub(added, so_far)
+            lost = build.add(build.sub(so_far, build.sub(added, behind)), build.sub(part, behind))
+            columns.items.append((1 << 29, Store(self.lost[name], self.column, build.add(build.load(self.lost[name], total, self.column), lost))))
         self.sums[node, index] = (name, rank, total)
         return self.waiting(name, total, node.dtype)
 

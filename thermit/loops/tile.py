@@ -16,7 +16,7 @@ from dataclasses import field, replace
 from thermit.ir import build
 from thermit.ir import prims as p
 from thermit.ir.node import Node, toposort
-from thermit.ir.types import BOOL, FLOAT32, INT64
+from thermit.ir.types import BOOL, FLOAT32, FLOAT64, INT64
 from thermit.loops.ahead import fetched_ahead
 from thermit.loops.blocking import HasRegisters
 from thermit.loops.blocks import blocked
@@ -48,8 +48,7 @@ MOST_GATHERED = 3  # loads of a body lane by lane; with more one register a valu
 SHORT = 1024  # iterations in all, below which one accumulator is as fast as several and less code (the sum of some parts)
 PARALLEL_EXTENT = 32  # a parallel loop of fewer iterations is made longer from what is inside
 CHUNK_ELEMS = 4096  # of an inner vector loop, when it is shared between iterations of the parallel loop
-SUM_ELEMS = 2048  # of a block of a long float32 sum in the lanes of a register
-SUM_TERMS = 32  # of a block of a float32 sum one after the other (half of it in short sums): as accurate as eager's cascade of 16
+SUM_TERMS = 32  # of a block of a float sum one after the other (half of it in short sums): as accurate as eager's cascade of 16
 GATHER = 3.0  # cycles a lane of a gather or scatter
 APART = 2.0  # cycles a register of what lies between lanes that are two to four elements apart
 USUAL_EXTENT = 64  # of a loop whose extent is not known
@@ -349,30 +348,21 @@ def _modes(work: Work, in_vector: bool, outer: dict[Node, int], indices: Indices
 
 
 def _refined(loop: For, outer: dict[Node, int], indices: Indices) -> tuple[Stmt, ...]:
-    """A vector loop without its boundaries, or, where a loop sums, in blocks."""
-    if loop.mode not in ("vector", "serial"):
-        return (loop,)
-    if loop.accs:
-        return _in_blocks(loop)
-    if not isinstance(loop.extent, int):
-        return (loop,)
-    return peel(loop, outer, indices) if loop.mode == "vector" else (loop,)
+    """A vector loop without its boundaries, or a serial one that sums in blocks."""
+    if loop.mode == "serial" and loop.accs:
+        return (_in_blocks(loop),)
+    return peel(loop, outer, indices) if loop.mode == "vector" and not loop.accs and isinstance(loop.extent, int) else (loop,)
 
 
-def _in_blocks(loop: For) -> tuple[For, ...]:
-    """A long float32 sum: the sums of blocks, then their sum in float64, so that no partial sum takes many terms.  Scans and positions are not in
-    blocks: in a serial loop sums beside them are kept in float64, of a vector loop they become a loop of their own."""
+def _in_blocks(loop: For) -> For:
+    """A long float sum of a serial loop: the sums of blocks, then their sum kept wide, so that no partial sum takes many terms.  Scans and positions
+    are not in blocks: sums beside them are kept wide.  (Vector loops: see codegen/accumulate.py.)"""
     extent = _extent(loop.extent)
-    size = SUM_ELEMS if loop.mode == "vector" else SUM_TERMS if extent >= 4 * SUM_TERMS else SUM_TERMS // 2
-    least = 2 * size if loop.mode == "vector" else size + 1
-    if not any(map(_is_narrow_sum, loop.accs)) or extent < least:
-        return (loop,)
-    others = tuple(a for a in loop.accs if a.combine in (None, p.ARGMAX, p.ARGMIN))
-    if others and loop.mode == "serial":
-        return (replace(loop, accs=tuple(replace(a, wide=_is_narrow_sum(a)) for a in loop.accs)),)
-    if others:  # first, for the body may write over what they read; they read nothing that it makes
-        sums = replace(loop, accs=tuple(a for a in loop.accs if a not in others))
-        return (replace(loop, body=(), accs=others), *_in_blocks(sums))
+    size = SUM_TERMS if extent >= 4 * SUM_TERMS else SUM_TERMS // 2
+    if not any(map(_is_long_sum, loop.accs)) or extent <= size:
+        return loop
+    if any(a.combine in (None, p.ARGMAX, p.ARGMIN) for a in loop.accs):
+        return replace(loop, accs=tuple(replace(a, wide=_is_long_sum(a)) for a in loop.accs))
     name = loop.index.attrs.name
     block = build.index(name + "b")
     blocks = -(-extent // size) if isinstance(loop.extent, int) else build.div(build.add(loop.extent, size - 1), size)
@@ -382,13 +372,13 @@ def _in_blocks(loop: For) -> tuple[For, ...]:
     inner = tuple(replace(a, local=build.local(f"{a.local.attrs.name}b", a.local.dtype), value=replaced(a.value, new)) for a in loop.accs)
     whole = isinstance(loop.extent, int) and extent % size == 0
     rest = size if whole else build.minimum(build.sub(number(extent) if isinstance(loop.extent, int) else loop.extent, start), size)
-    outer = tuple(replace(a, value=i.local, lanes=1, wide=_is_narrow_sum(a)) for a, i in zip(loop.accs, inner, strict=True))
-    return (For(block, blocks, (replace(loop, extent=rest, body=body, accs=inner),), accs=outer),)
+    outer = tuple(replace(a, value=i.local, lanes=1, wide=_is_long_sum(a)) for a, i in zip(loop.accs, inner, strict=True))
+    return For(block, blocks, (replace(loop, extent=rest, body=body, accs=inner),), accs=outer)
 
 
-def _is_narrow_sum(a: Acc) -> bool:
+def _is_long_sum(a: Acc) -> bool:
     """Whether many terms would make it inaccurate."""
-    return a.combine is p.ADD and a.local.dtype is FLOAT32
+    return a.combine is p.ADD and a.local.dtype in (FLOAT32, FLOAT64)
 
 
 def _lengthen(program: LoopProgram) -> LoopProgram:
