@@ -15,8 +15,9 @@ pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="no w
 Array = np.ndarray
 LONG = np.longdouble
 SMALL = 4.0  # halves of a unit: two units in the last place, the function of each term included
-KINDS = ("equal", "negative", "growing", "far", "alternating", "normal")
-LENGTHS = (100, 777, 5000, 20011)
+KINDS = ("equal", "far", "growing", "alternating", "normal")
+ROWS = 12
+LENGTHS = (777, 20011)
 
 
 def _softmax(x: Array) -> Array:
@@ -49,7 +50,7 @@ FUNCTIONS: dict[str, tuple[Callable, Callable]] = {
 
 def _kinds(name: str) -> tuple[str, ...]:
     """What does not vary has a test of its own."""
-    return KINDS[2:] if name == "variance" else KINDS
+    return KINDS[1:] if name == "variance" else KINDS
 
 
 def _rows(kind: str, rows: int, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -57,7 +58,6 @@ def _rows(kind: str, rows: int, length: int, dtype: torch.dtype) -> torch.Tensor
     level, place = rng.random(rows)[:, None] * 2 + 0.05, np.arange(length)[None, :]
     data = {
         "equal": level + 0 * place,
-        "negative": -level + 0 * place,
         "growing": level * (1 + 3 * place / length),
         "far": 10 + rng.standard_normal((rows, length)),
         "alternating": np.where(place % 2, -8.0, 8.0) + rng.standard_normal((rows, length)),
@@ -87,7 +87,7 @@ def test_rows(name: str, dtype: torch.dtype) -> None:
     for length in LENGTHS:
         for kind in _kinds(name):
             cancels = "sum" in name and "logsumexp" not in name and kind in ("alternating", "normal")
-            _compare(function, true, _rows(kind, 16, length, dtype), lambda x: x, cancels)
+            _compare(function, true, _rows(kind, ROWS, length, dtype), lambda x: x, cancels)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -97,7 +97,7 @@ def test_columns_and_axes_between(name: str, dtype: torch.dtype) -> None:
     function, true = FUNCTIONS[name]
     for length in LENGTHS:
         for kind in _kinds(name):
-            rows, cancels = _rows(kind, 16, length, dtype), "sum" in name and "logsumexp" not in name
+            rows, cancels = _rows(kind, ROWS, length, dtype), "sum" in name and "logsumexp" not in name
             _compare(lambda x: function(x.transpose(0, -1)), true, rows, lambda x: x.t().contiguous(), cancels)
             _compare(lambda x: function(x.transpose(1, 2))[..., 0, :], true, rows, lambda x: torch.stack([x.t(), x.t()]).contiguous(), cancels)
 
