@@ -4,8 +4,8 @@ What comes in: an Acc of loops/nest.py.  A `Running` holds the names of its stat
 for argmax and argmin (the best value and where it stood).  Where the position is the loop's own index, which only grows, it is
 kept in 32 bits, lane 0's for all lanes, and an equal value never replaces the one before: a third of the work.  The extreme of floats
 in a vector loop passes over nan, which flags beside it remember: half of the work of asking in each step whether the state is one.
-Long sums of floats are cascades: BLOCK_TERMS terms in a register, then the registers of blocks in a `Total`, which errs by nothing that
-counts: float32 in float64, float64 in two numbers.  Equal terms are all rounded in one direction, so a sum errs by as many units as it has terms.
+Long sums of floats are cascades (cascade.py): some terms in a register, the registers of blocks in a total, which errs by nothing that counts:
+float32 in float64, float64 in two numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from thermit.ir.types import BOOL, FLOAT32, FLOAT64, INT32, INT64, DType
 from thermit.loops.nest import Acc, For, exprs_of
 from thermit.records import dataclass
 
-BLOCK_TERMS = 16  # that a register adds up one after the other: as eager's cascade does
 LEAST_FLAGS = 4  # lanes of nan flags in a register of their own
 _ADDERS = (p.ADD, p.SUB, p.CAST, p.FLOOR, p.CEIL, p.TRUNC, p.ROUND)  # what is not done where products are, on processors that add elsewhere
 

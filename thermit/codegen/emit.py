@@ -19,13 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from thermit.codegen import access
 from thermit.codegen.accumulate import (
-    BLOCK_TERMS,
     Running,
     across,
     advanced,
-    begin_block,
-    begin_total,
-    end_block,
     find_varying,
     finished,
     initial,
@@ -34,10 +30,10 @@ from thermit.codegen.accumulate import (
     is_sum,
     neutral,
 )
+from thermit.codegen.cascade import BLOCK_TERMS, cascade
 from thermit.codegen.expressions import MOST_APART, ExpressionWriter, divides, stored
 from thermit.codegen.lanes import Lanes
 from thermit.codegen.literals import memory_type, vector
-from thermit.codegen.spelling import WEIGHTS
 from thermit.codegen.target import Target
 from thermit.codegen.tile_calls import is_multiple, register_tile
 from thermit.codegen.writer import Value
@@ -470,16 +466,7 @@ class Kernel(ExpressionWriter):
             once("0", bounds.start)
         self._aligned = bounds.aligned
         if bounds.has_main:
-            flat = [r for parts in running for r in parts]
-            always = bounds.is_constant or bounds.aligned is not None
-            steps = self.steps.extents.get(index, 0) // (width * copies)
-            if steps == 1 and bounds.is_constant and bounds.last is None:
-                for r, state in zip(flat, main(bounds.start), strict=True):
-                    r.values = state
-            elif steps > BLOCK_TERMS and any(map(self._is_long_sum, flat)):
-                self._cascade(running, bounds, width * copies, writes, main, always)
-            else:
-                self._counted(flat, bounds.start, bounds.whole, width * copies, writes, main, always)
+            self._full_steps(running, bounds, self.steps.extents.get(index, 0), width * copies, writes, main)
         if bounds.has_tail:
             start = bounds.whole if bounds.has_main else bounds.start
             if bounds.is_constant and int(bounds.stop) - int(start) <= width:
@@ -488,52 +475,18 @@ class Kernel(ExpressionWriter):
                 self._counted(firsts, start, bounds.stop, width, writes, lambda at: masked(at, bounds.stop), bounds.is_constant)
         self._aligned = None
 
-    def _cascade(
-        self, running: list[list[Running]], bounds: Range, stride: int, writes: int, iteration: Callable[[str], list[list[str]]], always: bool
+    def _full_steps(
+        self, running: list[list[Running]], bounds: Range, extent: int, stride: int, writes: int, main: Callable[[str], list[list[str]]]
     ) -> None:
-        """The full steps of a loop; behind a block of them what sums have added up is taken to their totals.  Where a sum is alone, that is a
-        branch of the loop, else a loop in the loop, for registers would not do (Zen 3: softmax 2 % slower, not 8; masked statistics 5, not 50)."""
-        sums = [parts for parts in running if self._is_long_sum(parts[0])]
-        flat, size = [r for parts in running for r in parts], BLOCK_TERMS * stride
-        for parts in sums:
-            begin_total(self, parts)
-
-        def step(at: str) -> list[list[str]]:
-            states = iteration(at)
-            self.here()
-            place = self.op(f"and i64 {at}, {size - 1}")
-            return self._behind_block(self.op(f"icmp uge i64 {place}, {size - stride}"), sums[0], states)
-
-        def block(at: str) -> list[list[str]]:
-            stop = self.op(f"call i64 @llvm.smin.i64(i64 {self.op(f'add nuw nsw i64 {at}, {size}')}, i64 {bounds.whole})")
-            self._counted(flat, at, stop, stride, writes, iteration, True)
-            self.here()
-            for parts in sums:
-                end_block(self, parts)
-            return [r.values for r in others]
-
-        if len(running) == 1:
-            self._counted(flat, bounds.start, bounds.whole, stride, writes, step, always)
+        flat, always = [r for parts in running for r in parts], bounds.is_constant or bounds.aligned is not None
+        sums = [parts for parts in running if extent // stride > BLOCK_TERMS and self._is_long_sum(parts[0])]
+        if bounds.is_constant and bounds.last is None and int(bounds.whole) - int(bounds.start) == stride:
+            for r, state in zip(flat, main(bounds.start), strict=True):
+                r.values = state
+        elif sums:
+            cascade(self, self._counted, running, sums, (bounds.start, bounds.whole), stride, writes, main, always)
         else:
-            others = [r for parts in running if parts not in sums for r in parts]
-            self._counted(others, bounds.start, bounds.whole, size, writes, block, always)
-            for parts in sums:
-                begin_block(parts)
-
-    def _behind_block(self, is_last: str, parts: list[Running], states: list[list[str]]) -> list[list[str]]:
-        """The states with which a sum goes on: where a block has ended, anew."""
-        near, far, join = self.label("near"), self.label("far"), self.label("join")
-        self.helper("weights", lambda: WEIGHTS)
-        self.line(f"  br label %{near}")
-        self.begin_block(near)
-        self.line(f"  br i1 {is_last}, label %{far}, label %{join}, !prof !0")
-        self.begin_block(far)
-        for r, state in zip(parts, states, strict=True):
-            r.values = state
-        end_block(self, parts)
-        self.line(f"  br label %{join}")
-        self.begin_block(join)
-        return [[self.op(f"phi {r.types[0]} [ {state[0]}, %{near} ], [ {r.values[0]}, %{far} ]")] for r, state in zip(parts, states, strict=True)]
+            self._counted(flat, bounds.start, bounds.whole, stride, writes, main, always)
 
     def _is_long_sum(self, r: Running) -> bool:
         """Whether many terms would make a sum inaccurate: not one in float64 that is rounded to less in the end."""
