@@ -101,6 +101,11 @@ def is_sum(acc: Acc) -> bool:
     return acc.combine is p.ADD and acc.local.dtype in (FLOAT32, FLOAT64)
 
 
+def is_long_sum(acc: Acc, shows_float64: bool) -> bool:
+    """Whether many terms would make it inaccurate: not where float64 is rounded to less in the end."""
+    return is_sum(acc) and (shows_float64 or acc.local.dtype is not FLOAT64)
+
+
 def _total_from(w: ExpressionWriter, acc: Acc, start: str, lanes: int) -> Running:
     """A total that is what a register holds: the sum in float64, and beside a float64 sum what its additions have lost."""
     of = register_type(FLOAT64, lanes)

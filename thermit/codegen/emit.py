@@ -27,12 +27,12 @@ from thermit.codegen.accumulate import (
     initial,
     is_argument,
     is_idempotent,
-    is_sum,
+    is_long_sum,
     neutral,
 )
 from thermit.codegen.cascade import BLOCK_TERMS, cascade
 from thermit.codegen.expressions import MOST_APART, ExpressionWriter, divides, stored
-from thermit.codegen.lanes import Lanes
+from thermit.codegen.lanes import Lanes, Range
 from thermit.codegen.literals import memory_type, vector
 from thermit.codegen.target import Target
 from thermit.codegen.tile_calls import is_multiple, register_tile
@@ -88,24 +88,6 @@ def _head(text: str) -> str:
 def emit(programs: Sequence[LoopProgram], target: Target) -> str:
     """LLVM IR of a module with one function for each program."""
     return module({program.name: function(program, target) for program in programs}, target)
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """What a vector loop runs over: [start, whole) in full steps, [whole, stop) masked; `overlap`: instead [start, stop) in full
-    steps, the last one moved back to `last`.  `is_constant`: the bounds are numbers.  `aligned`: an offset
-    that is a multiple of the width at `start`; [0, start) is done before in one masked step.  `edge`: where a full step ends at `stop`;
-    it and one at 0 then do both ends, and only their stores are masked (elements may be done twice): a third less to compile."""
-
-    start: str
-    whole: str
-    stop: str
-    has_main: bool
-    has_tail: bool
-    is_constant: bool
-    last: str | None = None
-    aligned: Node | None = None
-    edge: str | None = None
 
 
 class Kernel(ExpressionWriter):
@@ -479,7 +461,7 @@ class Kernel(ExpressionWriter):
         self, running: list[list[Running]], bounds: Range, extent: int, stride: int, writes: int, main: Callable[[str], list[list[str]]]
     ) -> None:
         flat, always = [r for parts in running for r in parts], bounds.is_constant or bounds.aligned is not None
-        sums = [parts for parts in running if extent // stride > BLOCK_TERMS and self._is_long_sum(parts[0])]
+        sums = [parts for parts in running if extent // stride > BLOCK_TERMS and is_long_sum(parts[0].acc, self._shows_float64)]
         if bounds.is_constant and bounds.last is None and int(bounds.whole) - int(bounds.start) == stride:
             for r, state in zip(flat, main(bounds.start), strict=True):
                 r.values = state
@@ -487,10 +469,6 @@ class Kernel(ExpressionWriter):
             cascade(self, self._counted, running, sums, (bounds.start, bounds.whole), stride, writes, main, always)
         else:
             self._counted(flat, bounds.start, bounds.whole, stride, writes, main, always)
-
-    def _is_long_sum(self, r: Running) -> bool:
-        """Whether many terms would make a sum inaccurate: not one in float64 that is rounded to less in the end."""
-        return is_sum(r.acc) and (r.acc.local.dtype is not FLOAT64 or self._shows_float64)
 
     def _fetch(self, ahead: Sequence[Load], first: int, width: int) -> None:
         """Into the cache, each line once: the lanes of this step are the ones from `first` on of a whole iteration."""

@@ -19,6 +19,24 @@ Interval = tuple[int, int]
 EVERYTHING: Interval = (INT64.min, INT64.max)
 
 
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a vector loop runs over: [start, whole) in full steps, [whole, stop) masked; `overlap`: instead [start, stop) in full
+    steps, the last one moved back to `last`.  `is_constant`: the bounds are numbers.  `aligned`: an offset
+    that is a multiple of the width at `start`; [0, start) is done before in one masked step.  `edge`: where a full step ends at `stop`;
+    it and one at 0 then do both ends, and only their stores are masked (elements may be done twice): a third less to compile."""
+
+    start: str
+    whole: str
+    stop: str
+    has_main: bool
+    has_tail: bool
+    is_constant: bool
+    last: str | None = None
+    aligned: Node | None = None
+    edge: str | None = None
+
+
 @dataclass(slots=True)
 class Lanes:
     """The open vector loop: its index, the register with the index of lane 0 (a multiple of `multiple`), known from scope `depth`
