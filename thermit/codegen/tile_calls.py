@@ -5,8 +5,9 @@ register_tile.py's; where that would not do, the text itself.
 
     declare void @tile.f32.6x16....(ptr %left, i64 %left.row, ptr %right, ptr %sums, i64 %sums.row, i64 %stop, ...)
 
-The one idea: tiles are most of the code of a product, and products differ in little else than addresses and counts; to compile a tile once a process
-costs a few cycles a call (about 3 % of a network of convolutions on one core).  Invariant: the text of a function follows from its name and the target.
+The one idea: tiles are most of the code of a product, and products differ in little else than addresses and counts; to compile a tile once a
+process costs a few cycles a call (about 3 % of a network of convolutions on one core).  Invariant: the text of a function follows from its name
+and the target.
 """
 
 from __future__ import annotations
