@@ -84,6 +84,20 @@ def test_many_keys(keys: int) -> None:
     assert calls(F.scaled_dot_product_attention, q, k, v, near) == calls(by_hand, q, k, v, near) == 0
 
 
+@pytest.mark.parametrize("keys", [7, 40, 193, 1025])
+@pytest.mark.parametrize("rows", [1, 4, 8, 33])
+@pytest.mark.parametrize("dtype, large", [(torch.float32, 1e36), (torch.float32, 1e-36), (torch.float64, 1e300), (torch.bfloat16, 1e36)])
+def test_large_and_small_values(rows: int, keys: int, dtype: torch.dtype, large: float) -> None:
+    """Finite and as accurate as ever: weights are at most 1, whatever their powers are scaled by on the way."""
+    q, k, v = (laid(2, n, 12, "plain", dtype) for n in (rows, keys, keys))
+    v *= large
+    for function in (F.scaled_dot_product_attention, by_hand):
+        result = thermit.jit(function)(q, k, v)
+        assert result.isfinite().all()
+        unit = function(q, k, v / large)
+        torch.testing.assert_close((result.double() / large).to(dtype), unit, rtol=4 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+
+
 def test_no_call_is_left() -> None:
     q, k, v = (laid(3, 32, 16, "heads apart") for _ in range(3))
     mask = torch.rand(2, 1, 32, 32) > 0.3

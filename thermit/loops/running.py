@@ -58,15 +58,22 @@ def chained(program: LoopProgram, target: HasRegisters) -> LoopProgram | None:
 # ---------------------------------------------------------------------------------------------- what stands between
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """`score`: what is made of a score at `key`; `power` of it less `most`, its greatest, adds up to `total`; `last`: what is made of `weight`."""
+    """`score`: what is made of a score at `key`; `power` of it less `most`, its greatest, adds up to `total`; a weight is `last` of it and `share`.
+
+    `scale`: how much larger the power is than e^x.  Not divided out before the weights are multiplied with values, it would make large ones infinite.
+    """
 
     score: Node
     key: Node
     power: p.Prim
     most: Node
     total: Node
-    weight: Node
-    last: Node
+    last: p.Prim
+    share: Node
+
+    @property
+    def scale(self) -> float:
+        return 2.0**64 if self.power is p.EXP_FALLING else 1.0
 
 
 def softmax_of(loops: tuple[For, ...]) -> Softmax | None:
@@ -86,14 +93,13 @@ def softmax_of(loops: tuple[For, ...]) -> Softmax | None:
     if power.prim not in (p.EXP, p.EXP_FALLING) or power.args[0].prim is not p.SUB or weights.prim not in (p.MUL, p.DIV):
         return None
     x, less = power.args[0].args
-    weight = build.local("weight", score.dtype)
-    last = replaced(weights, {power: weight})
     is_softmax = x is score and less in (most.local, _finite(most.local)) and weights.args[0] is power
-    names = {n.attrs.name for n in toposort([score, last.args[1]]) if n.prim is p.LOAD and (n.attrs.name in made or n.attrs.name == SCORES)}
-    depends = {n for n in toposort([last.args[1]]) if n in (key, power) or n.prim is p.LOAD}
+    share = weights.args[1]
+    names = {n.attrs.name for n in toposort([score, share]) if n.prim is p.LOAD and (n.attrs.name in made or n.attrs.name == SCORES)}
+    depends = {n for n in toposort([share]) if n in (key, power) or n.prim is p.LOAD}
     if not is_softmax or names - {SCORES} or depends or most.local in toposort([score]):
         return None
-    return Softmax(score, key, power.prim, most.local, total.local, weight, last)
+    return Softmax(score, key, power.prim, most.local, total.local, weights.prim, share)
 
 
 def _is_plain(loop: For) -> bool:
@@ -287,7 +293,7 @@ class Running(Blocks):
         most, total = build.local("most", dtype), build.local("total", dtype)
         stores = () if made is score else (Store(SCORES, at, made),)
         greatest = For(key, count, stores, accs=(Acc(most, p.MAX, old, score),))
-        power = Node(f.power, (build.sub(score, _finite(most)),), None, score.type)
+        power = build.mul(Node(f.power, (build.sub(score, _finite(most)),), None, score.type), 1 / f.scale)
         powers = For(key, count, (Store(SCORES, at, power),), accs=(Acc(total, p.ADD, build.const(0.0, dtype), score),))
         body: tuple[Stmt, ...] = (greatest, powers, Store("most", place, most), Store("total", place, total))
         if self.blocks > 1:
@@ -329,11 +335,12 @@ class Running(Blocks):
         row = self.indices.linear([(self.rows, self.one), (1, i)])
         total = build.load("sums", self.dtype, self.indices.linear([(self.rows * self.columns, self.one), (self.columns, i), (1, j)]))
         f = self.softmax
-        state = {f.most: build.load("most", self.dtype, row), f.total: build.load("total", self.dtype, row), f.weight: total}
+        state = {f.most: build.load("most", self.dtype, row), f.total: build.mul(build.load("total", self.dtype, row), f.scale)}
+        share = build.mul(replaced(f.share, state), f.scale if f.last is p.MUL else 1 / f.scale)
         new = {
             self.origin.index: self.batch,
             s.rows.index: self._plus(self.first_row, i),
             s.columns.index: j,
-            s.local: replaced(f.last, state),
+            s.local: Node(f.last, (total, share), None, total.type),
         }
         return For(i, self.rows, (For(j, self.columns, substitute(s.body, new)),))
