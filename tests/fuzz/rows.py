@@ -34,17 +34,23 @@ FRACTIONS = templates("""
     {a}.max({d})[0] + 0; {a}.max() + 0; {a}.min() + 0; {a}.min({d})[0] + 0; torch.aminmax({a}, dim={d})[1] + 0; {a}.angle().isnan();
 """)  # of floats, each rounded once
 MOVES = templates("""
-    torch.logical_and({a}, {b}); torch.logical_or({a}, {b}); torch.logical_xor({a}, {b}); {a}.logical_not(); {a}.new_zeros(3, {n});
+    {a}.new_zeros(3, {n});
     {a}.new_ones({n}); torch.diag_embed({a}); {a}.select_scatter({a}.select({d}, {i}), {d}, 0);
     torch.block_diag({a}.reshape(-1)[:3], {a}.reshape(-1)[:2]); {a}.slice_scatter({a}.narrow({d}, 0, 1), {d}, {i}, {i} + 1);
     {a}.split([{i}, {n} - {i}], {d})[1]; torch.unsafe_split({a}, 2, {d})[0]; torch.permute_copy({a}, {order}); torch.unbind_copy({a}, {d})[0];
     torch.expand_copy({a}, (2, *{a}.shape)); torch.slice_copy({a}, {d}, {i}); torch.transpose_copy({a}, 0, {d}); torch.squeeze_copy({a});
     torch.select_copy({a}, {d}, {i}); torch.unsqueeze_copy({a}, {d}); {a}.squeeze((0, {d})); torch.narrow_copy({a}, {d}, {i}, 1);
     torch.unfold_copy({a}, {d}, 1, 1); torch.split_copy({a}, 2, {d})[0]; torch.detach_copy({a}); torch.tril_indices({n} % 9, 4) + 1;
-    torch.triu_indices(4, {n} % 9) + 1; {a}.any(({d},)); {a}.all(({d},)); {a}.count_nonzero(({d},)); {a}.masked_scatter({a} == {a}, {b});
+    torch.triu_indices(4, {n} % 9) + 1; {a}.masked_scatter({a} == {a}, {b});
     {a}.masked_fill({a} != {a}, {a}.reshape(-1)[0]); {a}.index_fill({d}, torch.tensor([{i}]), {a}.reshape(-1)[0]); torch.view_copy({a}, [-1]);
     torch.full(({n}, 2), 3); {a}.new_empty_strided((2, 2), (1, 2)).fill_(1); torch.broadcast_tensors({a}, {b})[1] * 1;
 """)
+STEPS = templates("""
+    torch.logical_and({a}, {b}); torch.logical_or({a}, {b}); torch.logical_xor({a}, {b}); {a}.logical_not(); {a}.any(({d},));
+    {a}.all(({d},)); {a}.count_nonzero(({d},));
+    torch.ops.aten.threshold_backward({a}, {b}, 0.1); torch.ops.aten.leaky_relu_backward({a}, {b}, 0.1, False);
+    torch.ops.aten.hardsigmoid_backward({a}, {b}); torch.ops.aten.hardtanh_backward({a}, {b}, -1, 1); torch.ops.aten.hardswish_backward({a}, {b});
+""")  # jumps: only of what is not rounded
 SQUARE = templates("""
     {a}.diagonal_scatter({a}.diagonal(), 0); torch.diagonal_copy({a}); torch.t_copy({a}) if {a}.dim() == 2 else {a}.mT * 1;
     {a}.trace() if {a}.dim() == 2 else {a}.sum();
@@ -55,14 +61,13 @@ MATHEMATICS = templates("""
     torch.xlogy({a}, {f} + 1); torch.special.xlog1py({a}, {f}); torch.special.entr({f} + 1); {f}.cumprod({d}); torch.lerp({a}, {b}, {f});
     torch.addcdiv({a}, {b}, {f} + 2); torch.logaddexp2({a}, {b}); ({f} + 1) ** {b}; 1.5 ** {a}; torch.dot({a}.reshape(-1), {b}.reshape(-1));
     F.smooth_l1_loss({a}, {b}); F.huber_loss({a}, {b}, delta=0.7); F.binary_cross_entropy({f} * 0.5 + 0.5, {f} * 0.5 + 0.5); F.l1_loss({a}, {b});
-    F.binary_cross_entropy_with_logits({a}, {f} * 0.5 + 0.5); F.soft_margin_loss({a}, {f}.sign()); torch.std_mean({a}, {d}, correction=0)[1];
+    F.binary_cross_entropy_with_logits({a}, {f} * 0.5 + 0.5); F.soft_margin_loss({a}, {f} * 0 + 1); torch.std_mean({a}, {d}, correction=0)[1];
     {a}.norm(1); {a}.norm(2, {d}); {a}.norm(3, ({d},), keepdim=True); {a}.nansum({d}); torch.linspace(-1, 1, {n}, dtype={a}.dtype); {a}.prod({d});
     torch.ops.aten.sigmoid_backward({a}, {f}); torch.ops.aten.tanh_backward({a}, {f}); torch.ops.aten.gelu_backward({a}, {b}); {a}.rad2deg() / 100;
     torch.ops.aten.silu_backward({a}, {b}); torch.ops.aten.mish_backward({a}, {b}); torch.ops.aten.softplus_backward({a}, {b}, 1, 20);
     torch.ops.aten._softmax_backward_data({a}, F.softmax({b}, {d}), {d}, {a}.dtype); torch.ops.aten.elu_backward({a}, 1, 1, 1, False, {b});
-    torch.ops.aten._log_softmax_backward_data({a}, F.log_softmax({b}, {d}), {d}, {a}.dtype); torch.ops.aten.hardswish_backward({a}, {b});
-    torch.ops.aten.leaky_relu_backward({a}, {b}, 0.1, False); torch.ops.aten.threshold_backward({a}, {b}, 0.1); F.cosine_similarity({a}, {b}, {d});
-    torch.ops.aten.hardsigmoid_backward({a}, {b}); torch.ops.aten.hardtanh_backward({a}, {b}, -1, 1);
+    torch.ops.aten._log_softmax_backward_data({a}, F.log_softmax({b}, {d}), {d}, {a}.dtype);
+    F.cosine_similarity({a}, {b}, {d});
     torch.ops.aten.logit_backward({a}, {f} * 0.4 + 0.5); torch.ops.aten.mse_loss_backward({a}, {b}, {f}, 0);
     torch.ops.aten.smooth_l1_loss_backward({a}, {b}, {f}, 0, 1.0); F.kl_div({a}, {f} + 1, reduction='batchmean');
     torch.ops.aten.huber_loss_backward({a}, {b}, {f}, 0, 1.0); torch.ops.aten.log_sigmoid_backward({a}, {b}, {b} * 0);
@@ -97,13 +102,17 @@ class Rows(Choices):
             return None
         t = self.values[a]
         b = self.name(lambda u: u.dtype == t.dtype and u.shape == t.shape)
+        if not {a, b} & self.rough and r.random() < 0.1:
+            return self.filled(r.choice(STEPS), a, b), not exact, [a, b]
         drawn = list(MOVES) + (SQUARE if t.dim() > 1 else [])
         if t.dtype.is_floating_point:
             drawn += FRACTIONS if exact else MATHEMATICS * 2 + (IMAGES * 4 if t.dim() == 4 else []) + (TWO * 2 if t.dim() == 2 else [])
         elif t.dtype != torch.bool and exact:
             drawn += WHOLE
+        return self.filled(r.choice(drawn), a, b), not exact, [a, b]
+
+    def filled(self, template: str, a: str, b: str) -> str:
+        t, r = self.values[a], self.random
         d = self.axis(t)
         order = r.sample(range(t.dim()), t.dim())
-        tame = f"({a}.sin() * 0.9)"
-        text = r.choice(drawn).format(a=a, b=b, d=d, n=t.shape[d], i=r.randrange(t.shape[d]), f=tame, order=order)
-        return text, not exact, [a, b]
+        return template.format(a=a, b=b, d=d, n=t.shape[d], i=r.randrange(t.shape[d]), f=f"({a}.sin() * 0.9)", order=order)
