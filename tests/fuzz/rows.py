@@ -28,7 +28,7 @@ WHOLE = templates("""
 """)  # of integers
 FRACTIONS = templates("""
     {a}.copysign(-1.0); torch.copysign({a}, {b}.nan_to_num(1.0)); torch.fmax({a}, {b}) + 0; torch.fmin({a}, {b}) + 0; torch.fmod({a}, 3);
-    torch.heaviside({a}, {b}) + 0; {a}.isposinf(); {a}.isneginf(); F.hardshrink({a}); F.softshrink({a}); F.threshold({a}, 0.5, -1);
+    torch.heaviside({a}, {b}) + 0; {a}.isposinf(); {a}.isneginf(); F.hardshrink({a}); F.softshrink({a}) + 0; F.threshold({a}, 0.5, -1);
     F.hardswish({a}); F.relu6({a}); F.hardsigmoid({a}); {a}.deg2rad(); {a}.round(decimals=1); torch.nextafter({a}, {b} * 0);
     {a}.clamp(-{b}.abs(), {b}.abs()) + 0; torch.addcdiv({a}, {a} * 0, {b} * 0 + 2); {a}.nan_to_num(1, 2, 3); {a}.sgn(); {a}.conj_physical();
     {a}.max({d})[0] + 0; {a}.max() + 0; {a}.min() + 0; {a}.min({d})[0] + 0; torch.aminmax({a}, dim={d})[1] + 0; {a}.angle().isnan();
@@ -49,7 +49,8 @@ STEPS = templates("""
     torch.logical_and({a}, {b}); torch.logical_or({a}, {b}); torch.logical_xor({a}, {b}); {a}.logical_not(); {a}.any(({d},));
     {a}.all(({d},)); {a}.count_nonzero(({d},));
     torch.ops.aten.threshold_backward({a}, {b}, 0.1); torch.ops.aten.leaky_relu_backward({a}, {b}, 0.1, False);
-    torch.ops.aten.hardsigmoid_backward({a}, {b}); torch.ops.aten.hardtanh_backward({a}, {b}, -1, 1); torch.ops.aten.hardswish_backward({a}, {b});
+    torch.ops.aten.hardsigmoid_backward({a}, {b}); torch.ops.aten.hardtanh_backward({a}, {b}.nan_to_num(0.0), -1, 1);
+    torch.ops.aten.hardswish_backward({a}, {b}.nan_to_num(0.0));
 """)  # jumps: only of what is not rounded
 SQUARE = templates("""
     {a}.diagonal_scatter({a}.diagonal(), 0); torch.diagonal_copy({a}); torch.t_copy({a}) if {a}.dim() == 2 else {a}.mT * 1;
