@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.loops import graphs, schedules
+from tests.loops import graphs, natively, schedules
 from tests.loops.graphs import graph_of, inputs_of, layer_norm, moments, softmax, spread
+from tests.loops.interpret import Stopped
 from thermit.ir import build as b
 from thermit.ir import interp
 from thermit.ir import prims as p
@@ -20,6 +21,7 @@ from thermit.loops.nest import For, LoopProgram, Stmt, program_text
 from thermit.loops.tile import cost, tile
 from thermit.schedule import split
 from thermit.schedule.fuse import fuse
+from thermit.schedule.kernel import Kernel
 
 F, D = FLOAT32, FLOAT64
 
@@ -267,8 +269,6 @@ def test_empty_and_scalar(shape: tuple[int, ...]) -> None:
 
 
 def test_out_of_range_stops() -> None:
-    from tests.loops.interpret import Stopped
-
     table, index = inputs_of(((10,), F), ((4,), INT64))
     graph = graph_of((table, index), (b.gather(table, (index,)),))
     for bad in (10, -1, 1 << 40):
@@ -287,13 +287,11 @@ def test_long_float32_sums_are_accurate() -> None:
 
 
 def fast(program: LoopProgram, buffers: list[np.ndarray]) -> None:
-    pytest.importorskip("tests.loops.natively").execute(program, buffers)
+    natively.execute(program, buffers)
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_cost_is_positive_and_checks_are_found(name: str) -> None:
-    from thermit.schedule.kernel import Kernel
-
     for step in fuse(NAMED[name]()).steps:
         assert isinstance(step, Kernel)
         nanoseconds, can_stop = cost(tile(lower(step), Avx2))
